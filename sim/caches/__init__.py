@@ -1,0 +1,1 @@
+"""Ways to share KV between requests, one file each."""

@@ -1,0 +1,192 @@
+"""vLLM V1's Automatic Prefix Caching: lookup, allocation, release.
+
+Mirrors v1/core/kv_cache_manager.KVCacheManager for one full-attention group. `slot` is a request's
+row in the columns of Requests.
+"""
+
+from __future__ import annotations
+
+from sim._jit import verb
+from sim.blocks import B, FREE, free_blocks, register, take, touch
+from sim.chains import C, NO_ROOM, name_chains, release_node
+from sim.core import NO_SEAT, PREEMPTED, WAITING, Core, K, R
+
+
+@verb
+def take_seat(core: Core, slot: int) -> bool:
+    """Give a request a seat and write its chain ids there; False, unchanged, if the tree is full.
+
+    Only running requests and the head of the waiting queue are seated, so a long queue holds
+    segments, not chain ids.
+    """
+    requests = core.requests
+    head = core.count[K.seated_head]
+    if head >= 0:
+        leave_seat(core, head)
+    seat = core.vacant_seats[core.count[K.vacant_seats] - 1]
+    first = requests[R.first_segment, slot]
+    end = first + requests[R.num_segments, slot]
+    node = name_chains(
+        core.tree,
+        core.segments,
+        first,
+        end,
+        requests[R.namespace, slot],
+        core.config.max_model_len,
+        core.config.block_size,
+        core.seat_chains[seat],
+    )
+    if node == NO_ROOM:
+        return False
+    core.count[K.vacant_seats] -= 1
+    core.count[K.seated_head] = slot
+    requests[R.seat, slot] = seat
+    requests[R.node, slot] = node
+    return True
+
+
+@verb
+def leave_seat(core: Core, slot: int) -> None:
+    """Give the seat back, if it has one; the request must hold no blocks."""
+    seat = core.requests[R.seat, slot]
+    if seat == NO_SEAT:
+        return
+    release_node(core.tree, core.requests[R.node, slot])
+    core.vacant_seats[core.count[K.vacant_seats]] = seat
+    core.count[K.vacant_seats] += 1
+    core.requests[R.seat, slot] = NO_SEAT
+    if core.count[K.seated_head] == slot:
+        core.count[K.seated_head] = -1
+
+
+@verb
+def get_computed_blocks(core: Core, slot: int) -> int:
+    """How many leading full blocks of a seated request are cached; changes nothing.
+
+    At most (num_tokens - 1) // block_size, since the last token is always computed; the first
+    miss ends the search (KVCacheManager.get_computed_blocks, find_longest_cache_hit).
+    """
+    if not core.config.enable_prefix_caching:
+        return 0
+    chains = core.seat_chains[core.requests[R.seat, slot]]
+    limit = (core.requests[R.num_tokens, slot] - 1) // core.config.block_size
+    hit = 0
+    while hit < limit and core.tree.chains[C.block, chains[hit]] != 0:
+        hit += 1
+    if core.config.use_eagle and hit > 0:
+        hit -= 1
+    return hit
+
+
+@verb
+def watermark_blocks(core: Core, slot: int, has_scheduled_reqs: bool) -> int:
+    """Blocks that an admission must leave free while others run (KVCacheManager.allocate_slots)."""
+    status = core.requests[R.status, slot]
+    if has_scheduled_reqs and status in (WAITING, PREEMPTED):
+        return int(core.config.watermark * core.config.num_gpu_blocks)
+    return 0
+
+
+@verb
+def count_pinned(core: Core, slot: int, num_hit_blocks: int) -> int:
+    """How many of the hit blocks are in use: the others take a free block each when touched."""
+    chains = core.seat_chains[core.requests[R.seat, slot]]
+    pinned = 0
+    for i in range(num_hit_blocks):
+        if core.pool.blocks[B.ref_cnt, core.tree.chains[C.block, chains[i]]] > 0:
+            pinned += 1
+    return pinned
+
+
+@verb
+def set_edge(core: Core, slot: int) -> None:
+    """Note how many scheduled tokens will next need a block or complete one."""
+    requests = core.requests
+    num_blocks = requests[R.num_blocks, slot]
+    num_cached = requests[R.num_cached_blocks, slot]
+    if core.config.enable_prefix_caching and num_cached < num_blocks:
+        requests[R.edge, slot] = (num_cached + 1) * core.config.block_size
+    else:
+        requests[R.edge, slot] = num_blocks * core.config.block_size + 1
+
+
+@verb
+def cache_blocks(core: Core, slot: int, num_tokens: int) -> None:
+    """Register the blocks that the first `num_tokens` tokens fill (KVCacheManager.cache_blocks)."""
+    if not core.config.enable_prefix_caching:
+        return
+    requests = core.requests
+    chains = core.seat_chains[requests[R.seat, slot]]
+    blocks = core.seat_blocks[requests[R.seat, slot]]
+    num_full = num_tokens // core.config.block_size
+    for i in range(requests[R.num_cached_blocks, slot], num_full):
+        register(core.pool, core.tree, blocks[i], chains[i])
+    if num_full > requests[R.num_cached_blocks, slot]:
+        requests[R.num_cached_blocks, slot] = num_full
+
+
+@verb
+def allocate_slots(
+    core: Core,
+    slot: int,
+    num_new_tokens: int,
+    num_hit_blocks: int,
+    num_lookahead_tokens: int,
+    full_sequence_must_fit: bool,
+    reserved_blocks: int,
+    has_scheduled_reqs: bool,
+) -> bool:
+    """Give a seated request blocks for its hit and its new tokens; False, unchanged, if they lack.
+
+    Touches the hit blocks before it takes new ones, so an allocation never evicts its own hit,
+    and registers full blocks at once, before any step has filled them, so that the next request
+    of the same step finds them (KVCacheManager.allocate_slots). `num_computed` is the caller's.
+    """
+    config = core.config
+    requests = core.requests
+    block_size = config.block_size
+    max_model_len = config.max_model_len
+    num_tokens = requests[R.num_tokens, slot]
+    num_blocks = requests[R.num_blocks, slot]
+    num_free = core.pool.count[FREE]
+    watermark = watermark_blocks(core, slot, has_scheduled_reqs)
+    unpinned = num_hit_blocks
+    if num_hit_blocks > 0:
+        unpinned -= count_pinned(core, slot, num_hit_blocks)
+    have = num_blocks + num_hit_blocks
+    total = min(requests[R.num_computed, slot] + num_hit_blocks * block_size, max_model_len)
+    if full_sequence_must_fit:
+        whole = (min(num_tokens, max_model_len) + block_size - 1) // block_size
+        if max(whole - have, 0) + unpinned + watermark > num_free:
+            return False
+    slots = min(total + num_new_tokens + num_lookahead_tokens, max_model_len)
+    table_len = (slots + block_size - 1) // block_size
+    if max(table_len - have, 0) + unpinned + watermark > num_free - reserved_blocks:
+        return False
+
+    seat = requests[R.seat, slot]
+    chains = core.seat_chains[seat]
+    blocks = core.seat_blocks[seat]
+    if num_hit_blocks > 0:
+        for i in range(num_hit_blocks):
+            block = core.tree.chains[C.block, chains[i]]
+            touch(core.pool, block)
+            blocks[num_blocks + i] = block
+        requests[R.num_cached_blocks, slot] = num_hit_blocks
+    for i in range(have, table_len):
+        blocks[i] = take(core.pool, core.tree)
+    requests[R.num_blocks, slot] = max(have, table_len)
+    cache_blocks(core, slot, min(total + num_new_tokens, num_tokens))
+    set_edge(core, slot)
+    return True
+
+
+@verb
+def free(core: Core, slot: int) -> None:
+    """Release all blocks of a request in reverse (KVCacheManager.free); a waiting one has none."""
+    requests = core.requests
+    if requests[R.num_blocks, slot] > 0:
+        blocks = core.seat_blocks[requests[R.seat, slot]]
+        free_blocks(core.pool, blocks, requests[R.num_blocks, slot], core.config.free_all_last)
+    requests[R.num_blocks, slot] = 0
+    requests[R.num_cached_blocks, slot] = 0

@@ -1,0 +1,190 @@
+"""The command. Results go to stdout, progress and messages to stderr.
+
+Exit status: 0 good, 1 something was found, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sim.errors import InputError
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+
+app = typer.Typer(
+    name="prefixsim",
+    help="Simulate LLM prefix caching under load, with the decisions vLLM would make.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Format(StrEnum):
+    table = "table"
+    json = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="Of stdout.")]
+
+
+@app.command()
+def run(
+    scenario: Annotated[Path, typer.Argument(help="A scenario in YAML.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, as in engine.block_size=16."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write summary.json, requests.parquet, scenario.yaml and run.png there."
+        ),
+    ] = None,
+    output: FormatOption = Format.table,
+) -> None:
+    """Simulate a scenario and report hit rate, latencies and load."""
+    with _one_line_errors():
+        from sim.report import result_folder, show, to_json, write
+        from sim.scenario import load
+        from sim.scenario import run as simulate
+
+        loaded = load(scenario, overrides or ())
+        with result_folder(out) if out is not None else contextlib.nullcontext() as folder:
+            _announce_compilation()
+            with _progress(loaded) as progress:
+                result = simulate(loaded, progress=progress, folder=folder)
+            if folder is not None:
+                write(result, folder)
+            result.records.discard()
+        if output is Format.json:
+            for text in result.summary["warnings"]:
+                _say(f"warning: {text}")
+            sys.stdout.write(to_json(result.summary))
+        else:
+            from rich.console import Console
+
+            show(result, Console())
+        sys.stdout.flush()
+
+
+@app.command()
+def verify(
+    files: Annotated[list[Path], typer.Argument(help="Recorded decisions, .json or .json.gz.")],
+) -> None:
+    """Replay recorded engine decisions; exit 1 if any differs."""
+    with _one_line_errors():
+        from sim.verify import main as replay
+
+        _announce_compilation()
+        raise typer.Exit(replay(files))
+
+
+@app.command()
+def explain(
+    scenario: Annotated[
+        Path | None, typer.Argument(help="A small scenario; default: the 14-token example.")
+    ] = None,
+) -> None:
+    """Show a small run step by step: block tables, reference counts, free queue, hash table."""
+    with _one_line_errors():
+        from sim.explain import explain as narrate
+
+        _announce_compilation()
+        narrate(scenario)
+
+
+@app.command()
+def bench(
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The Mooncake conversation trace, for work M.")
+    ] = None,
+    output: FormatOption = Format.table,
+) -> None:
+    """Measure this machine: requests per second and memory on the works S and M."""
+    with _one_line_errors():
+        from sim.bench import bench as measure
+
+        _announce_compilation()
+        measure(trace, output.value)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a scenario."""
+    import json
+
+    from sim.scenario import Scenario
+
+    print(json.dumps(Scenario.model_json_schema(), indent=2))
+
+
+def main() -> None:
+    """Entry point of `prefixsim`."""
+    app()
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Bad input ends in one line and status 2; nothing else is hidden."""
+    from workloads.errors import WorkloadError
+
+    try:
+        yield
+    except (InputError, WorkloadError) as error:
+        _say(" ".join(str(error).split()))
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        _say("interrupted; nothing was written")
+        raise typer.Exit(130) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit fails too
+        raise typer.Exit(0) from None
+    except MemoryError:
+        _say("not enough memory for this run; lower engine.num_gpu_blocks")
+        raise typer.Exit(2) from None
+    except OSError as error:  # a full disk, a folder that went away
+        _say(f"{error.filename or 'input or output'}: {error.strerror or error}")
+        raise typer.Exit(2) from None
+
+
+def _say(text: str) -> None:
+    print(f"prefixsim: {text}", file=sys.stderr, flush=True)
+
+
+def _announce_compilation() -> None:
+    from sim._jit import is_compiled_cached
+
+    if not is_compiled_cached():
+        _say("compiling for the first time; later runs load the machine code from the cache")
+
+
+@contextlib.contextmanager
+def _progress(scenario: Scenario) -> Iterator[Callable[[int, float], None] | None]:
+    """A bar on stderr with requests done and simulated time; none where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("requests"),
+        TextColumn("{task.fields[seconds]:,.0f} s simulated"), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(scenario.name, total=scenario.workload.expected_requests, seconds=0.0)
+        yield lambda done, seconds: bar.update(task, completed=done, seconds=seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What the command says instead of a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+    from pydantic_core import ErrorDetails
+
+Location = tuple[str | int, ...]  # the keys that lead to a field
+
+
+class InputError(ValueError):
+    """Something a person gave cannot be used. The text is one line: where, what, the remedy."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, or the names there are where none is near."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, 1, 0.5)
+    if near:
+        return f"; did you mean {near[0]}?"
+    return f"; there are: {', '.join(known)}" if known else ""
+
+
+def describe(
+    error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], where: Callable[[Location], str]
+) -> str:
+    """One line for what pydantic found wrong with `data` as `model`: the first finding in full.
+
+    `where` names the place of a path of keys, e.g. `scenario.yaml:12`.
+    """
+    found = [(_path(item, data), item) for item in error.errors(include_url=False)]
+    # A union reports every branch it tried: what went wrong deepest is what was meant.
+    found = [
+        (path, item)
+        for path, item in found
+        if not any(len(other) > len(path) and other[: len(path)] == path for other, _ in found)
+    ]
+    # A misspelt field is also a missing one: the misspelling says more.
+    found.sort(key=lambda one: one[1]["type"] != "extra_forbidden")
+    path, item = found[0]
+    same = [other for at, other in found if at == path]
+    others = len({at for at, _ in found}) - 1
+    path, text = _finding(path, item, same, model, data)
+    more = f" (and {others} more)" if others else ""
+    return f"{where(path)}: {'.'.join(map(str, path)) or 'the scenario'}: {text}{more}"
+
+
+def _finding(
+    path: Location,
+    item: ErrorDetails,
+    same: Sequence[ErrorDetails],
+    model: type[BaseModel],
+    data: Mapping[str, Any],
+) -> tuple[Location, str]:
+    """The path to name and what is wrong there."""
+    kind, context = item["type"], item.get("ctx", {})
+    if kind == "extra_forbidden":
+        return path, "unknown field" + suggestion(str(path[-1]), _fields(model, path[:-1], data))
+    if kind == "missing":
+        return path, "this field is required"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        tag = str(context["discriminator"]).strip("'")
+        known = sorted(_tags(model, path, data, tag))
+        if kind == "union_tag_not_found":
+            return (*path, tag), f"this field is required; one of: {', '.join(known)}"
+        return (*path, tag), f"unknown value {context['tag']!r}" + suggestion(str(context["tag"]), known)
+    if kind == "value_error":
+        return path, str(context["error"])
+    wanted = " or ".join(dict.fromkeys(_wanted(other) for other in same))
+    text = f"should be {wanted}, not {item['input']!r}"
+    options = [word.strip("' ") for other in same for word in _options(other)]
+    if isinstance(item["input"], str) and difflib.get_close_matches(item["input"], options, 1, 0.6):
+        text += suggestion(item["input"], options)
+    return path, text
+
+
+def _wanted(item: ErrorDetails) -> str:
+    if item["type"] in ("model_type", "model_attributes_type"):
+        return "a mapping of fields"
+    return item["msg"].removeprefix("Input should be ").removeprefix("Input should ")
+
+
+def _options(item: ErrorDetails) -> list[str]:
+    expected = str(item.get("ctx", {}).get("expected", ""))
+    return expected.replace(" or ", ",").split(",") if expected else []
+
+
+def _path(item: ErrorDetails, data: Any) -> Location:
+    """Where `data` is wrong: pydantic's location without the union branches it names on the way."""
+    path: list[str | int] = []
+    for key in item["loc"]:
+        if key in data if isinstance(data, Mapping) else isinstance(data, list):
+            data = data[key]
+            path.append(key)
+    if item["type"] == "missing":
+        path.append(item["loc"][-1])
+    return tuple(path)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models an annotation allows, unions and Annotated unwrapped."""
+    from pydantic import BaseModel
+
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
+
+
+def _candidates(model: type[BaseModel], path: Location, data: Any) -> list[type[BaseModel]]:
+    """The models that may stand at `path`; of a tagged union, the one whose tags `data` bears."""
+    candidates = [model]
+    for key in path:
+        data = data.get(key) if isinstance(data, Mapping) else None
+        fields = [one.model_fields[str(key)] for one in candidates if str(key) in one.model_fields]
+        candidates = [inner for field in fields for inner in _models(field.annotation)]
+        if isinstance(data, Mapping):
+            tagged = [one for one in candidates if _bears(one, data)]
+            candidates = tagged or candidates
+    return candidates
+
+
+def _bears(model: type[BaseModel], data: Mapping[str, Any]) -> bool:
+    literals = {name: get_args(field.annotation) for name, field in model.model_fields.items()}
+    return any(
+        data.get(name) in values
+        for name, values in literals.items()
+        if name in ("kind", "distribution", "form")
+    )
+
+
+def _fields(model: type[BaseModel], path: Location, data: Mapping[str, Any]) -> list[str]:
+    names = [name for one in _candidates(model, path, data) for name in one.model_fields]
+    return list(dict.fromkeys(names))
+
+
+def _tags(model: type[BaseModel], path: Location, data: Mapping[str, Any], tag: str) -> set[str]:
+    fields = [one.model_fields.get(tag) for one in _candidates(model, path, data)]
+    return {value for field in fields if field for value in get_args(field.annotation)}

@@ -1,0 +1,360 @@
+"""Records of requests, kept as columns, and the summary of a run.
+
+Times are seconds inside and milliseconds in names that end in `_ms`. Keys are those of
+`vllm bench serve` and of vLLM's own counters.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sim import histogram
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+    from sim.core import EngineConfig
+    from sim.engine import Totals
+
+Floats = npt.NDArray[np.float64]
+Column = npt.NDArray[Any]
+Chunk = dict[str, Column]
+
+ROW_GROUP = 65_536  # rows held in memory, and rows of a Parquet row group
+QUANTILES = (50, 90, 95, 99)
+
+COLUMNS = (
+    "request_id", "session_id", "tenant", "prefix_group",
+    "arrival_time", "scheduled_time", "first_token_time", "finish_time",
+    "prompt_len", "output_len", "num_cached_tokens", "num_preemptions", "refused",
+    "queue_time_ms", "ttft_ms", "tpot_ms", "itl_mean_ms", "e2el_ms",
+)  # fmt: skip
+
+HIT_RATE_DEFINITION = (
+    "prompt tokens found in the cache / prompt tokens looked up,",
+    "once per request, at its first admission;",
+    "re-admissions after preemption are counted apart",
+)
+
+
+def with_latencies(chunk: Mapping[str, Column]) -> Chunk:
+    """One chunk of the engine's records with the latencies it implies, in the order of COLUMNS.
+
+    `tpot_ms` and `itl_mean_ms` are NaN where the output is one token, all latencies where the
+    request was refused. Does not modify its argument.
+    """
+    arrival, first = chunk["arrival_time"], chunk["first_token_time"]
+    gaps = chunk["output_len"].astype(np.float64) - 1.0
+    gaps[gaps < 1.0] = np.nan
+    tpot = (chunk["finish_time"] - first) * 1e3 / gaps
+    derived = {
+        "queue_time_ms": (chunk["scheduled_time"] - arrival) * 1e3,
+        "ttft_ms": (first - arrival) * 1e3,
+        "tpot_ms": tpot,
+        "itl_mean_ms": tpot,  # of one request the two are the same number
+        "e2el_ms": (chunk["finish_time"] - arrival) * 1e3,
+    }
+    return {name: derived[name] if name in derived else chunk[name] for name in COLUMNS}
+
+
+class Records:
+    """The per-request table of a run, in the order of finishing, in flat memory.
+
+    At most ROW_GROUP rows stay in memory; the rest goes to a Parquet file: `path`, or a temporary
+    file where `path` is None. Without `path`, a smaller run touches no disk. Row groups have
+    ROW_GROUP rows however the rows came in, so equal runs give equal files.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.num_rows = 0
+        self._path = path
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._writer: pq.ParquetWriter | None = None
+        self._file: pq.ParquetFile | None = None
+        self._pending: list[Chunk] = []
+        self._num_pending = 0
+
+    def append(self, chunk: Mapping[str, Column]) -> None:
+        """Add the engine's records (its columns, equal lengths); they are copied."""
+        n = len(chunk["request_id"])
+        if n == 0:
+            return
+        self._pending.append({name: np.array(c) for name, c in with_latencies(chunk).items()})
+        self._num_pending += n
+        self.num_rows += n
+        while self._num_pending > ROW_GROUP:
+            self._flush(ROW_GROUP)
+
+    def close(self) -> None:
+        """Finish the file, if there is one; the columns can be read from now on."""
+        if self._path is not None or self._writer is not None:
+            self._flush(self._num_pending)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            import pyarrow.parquet as pq
+
+            self._file = pq.ParquetFile(self._target(), pre_buffer=False)
+
+    def discard(self) -> None:
+        """Close, and remove the temporary file; does nothing to `path`."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    def chunks(self, *names: str) -> Iterator[tuple[Column, ...]]:
+        """The named columns, at most ROW_GROUP rows at a time. Only after close()."""
+        if self._file is not None:
+            for group in range(self._file.num_row_groups):
+                table = self._file.read_row_group(group, columns=list(names), use_threads=False)
+                yield tuple(table.column(name).to_numpy() for name in names)
+        else:
+            for chunk in self._pending:
+                yield tuple(chunk[name] for name in names)
+
+    def column(self, name: str) -> Column:
+        """One column as a new array of num_rows values: 8 MB a million rows."""
+        values: Column | None = None
+        start = 0
+        for (part,) in self.chunks(name):
+            if values is None:
+                values = np.empty(self.num_rows, part.dtype)
+            values[start : start + len(part)] = part
+            start += len(part)
+        return np.empty(0) if values is None else values
+
+    def _target(self) -> Path:
+        if self._path is not None:
+            return self._path
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="prefixsim-")
+        return Path(self._temporary.name) / "requests.parquet"
+
+    def _flush(self, rows: int) -> None:
+        """Move the first `rows` pending rows to the file, as one row group."""
+        import pyarrow as pa  # 0.3 s to import: only a run that writes pays for it
+        import pyarrow.parquet as pq
+
+        merged = {
+            name: np.concatenate([chunk[name] for chunk in self._pending])
+            if self._pending
+            else np.empty(0, np.float64)
+            for name in COLUMNS
+        }
+        table = pa.table({name: column[:rows] for name, column in merged.items()})
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._target(), table.schema, compression="zstd", use_dictionary=False
+            )
+        self._writer.write_table(table, row_group_size=ROW_GROUP)
+        self._num_pending -= rows
+        rest = {name: column[rows:].copy() for name, column in merged.items()}
+        self._pending = [rest] if self._num_pending else []
+
+
+class Slo(NamedTuple):
+    """Limits in milliseconds that a good request keeps; None: no limit."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2el: float | None = None
+
+
+class Counts(NamedTuple):
+    """What one pass over the records adds up."""
+
+    completed: int
+    failed: int
+    input_tokens: int
+    output_tokens: int
+    good: int
+    first_arrival: float
+    last_arrival: float
+    last_finish: float
+    max_prompt_len: int
+
+
+def count(records: Records, slo: Slo) -> Counts:
+    """Add up the records; a request is good if it keeps every limit of `slo`."""
+    completed = failed = input_tokens = output_tokens = good = max_prompt_len = 0
+    first_arrival, last_arrival, last_finish = math.inf, -math.inf, -math.inf
+    names = ("refused", "prompt_len", "output_len", "arrival_time", "finish_time")
+    for refused, prompt, output, arrival, finish, *latencies in records.chunks(
+        *names, "ttft_ms", "tpot_ms", "e2el_ms"
+    ):
+        ran = refused == 0
+        completed += int(np.count_nonzero(ran))
+        failed += int(np.count_nonzero(~ran))
+        input_tokens += int(prompt[ran].sum())
+        output_tokens += int(output[ran].sum())
+        keeps = ran.copy()
+        for latency, limit in zip(latencies, slo, strict=True):
+            if limit is not None:
+                keeps &= ~(latency > limit)  # NaN, the TPOT of one token, breaks no limit
+        good += int(np.count_nonzero(keeps))
+        first_arrival = min(first_arrival, float(arrival.min()))
+        last_arrival = max(last_arrival, float(arrival.max()))
+        max_prompt_len = max(max_prompt_len, int(prompt.max()))
+        if ran.any():
+            last_finish = max(last_finish, float(finish[ran].max()))
+    return Counts(
+        completed, failed, input_tokens, output_tokens, good,
+        first_arrival, last_arrival, last_finish, max_prompt_len,
+    )  # fmt: skip
+
+
+class Saturation(NamedTuple):
+    """Whether the engine kept up with its arrivals, and the figures that say so."""
+
+    verdict: str  # STABLE, BACKLOGGED or OVERLOADED
+    completion_ratio: float  # completions within the arrival span / arrivals
+    queueing_share: float  # part of TTFT spent in the queue, requests of the last third
+    waiting_tokens: tuple[int, int, int]  # prompt tokens waiting at 1/3, 2/3, 3/3 of the span
+
+
+def saturation(records: Records, first_arrival: float, last_arrival: float) -> Saturation:
+    """Judge the run over its arrival span [first_arrival, last_arrival], in seconds.
+
+    Waiting work W(t) is the prompt tokens of requests that have arrived and have not been
+    scheduled by t. OVERLOADED: W rises over both last thirds of the span and fewer than 95 % of
+    the arrivals completed within it. BACKLOGGED: otherwise, but queueing is more than half of
+    TTFT for the requests that arrived in the last third. STABLE: otherwise.
+    """
+    span = last_arrival - first_arrival
+    marks = (first_arrival + span / 3, first_arrival + span * 2 / 3, last_arrival)
+    waiting = [0, 0, 0]
+    arrivals = completions = 0
+    queueing = until_first = 0.0
+    names = ("refused", "arrival_time", "scheduled_time", "first_token_time", "finish_time")
+    for refused, arrival, scheduled, first, finish, prompt in records.chunks(*names, "prompt_len"):
+        ran = refused == 0
+        arrivals += int(np.count_nonzero(ran))
+        completions += int(np.count_nonzero(ran & (finish <= last_arrival)))
+        for i, mark in enumerate(marks):
+            waiting[i] += int(prompt[ran & (arrival <= mark) & (scheduled > mark)].sum())
+        late = ran & (arrival >= marks[1])
+        queueing += float((scheduled[late] - arrival[late]).sum())
+        until_first += float((first[late] - arrival[late]).sum())
+    completion_ratio = completions / arrivals if arrivals else math.nan
+    queueing_share = queueing / until_first if until_first > 0.0 else 0.0
+    verdict = "STABLE"
+    if waiting[0] < waiting[1] < waiting[2] and completion_ratio < 0.95:
+        verdict = "OVERLOADED"
+    elif queueing_share > 0.5:
+        verdict = "BACKLOGGED"
+    return Saturation(verdict, completion_ratio, queueing_share, (waiting[0], waiting[1], waiting[2]))
+
+
+def distribution(values: Floats, name: str) -> dict[str, float]:
+    """Mean, median, standard deviation and percentiles of `values` in ms, keyed like vLLM's.
+
+    NaN values (no TPOT, refused) are left out. `values` is overwritten.
+    """
+    valid = int(np.count_nonzero(~np.isnan(values)))
+    if valid < len(values):
+        values = values[~np.isnan(values)]
+    if valid == 0:
+        mean = std = math.nan
+        quantiles = [math.nan] * len(QUANTILES)
+    else:
+        mean = float(values.mean())
+        quantiles = [float(q) for q in np.percentile(values, QUANTILES, overwrite_input=True)]
+        values -= mean
+        np.square(values, out=values)
+        std = math.sqrt(float(values.mean()))
+    return _keyed(name, mean, std, quantiles)
+
+
+def itl_distribution(totals: Totals) -> dict[str, float]:
+    """The same for the times between tokens of all requests; percentiles within 0.1 %."""
+    if totals.itl_count == 0:
+        return _keyed("itl", math.nan, math.nan, [math.nan] * len(QUANTILES))
+    mean = totals.itl_sum / totals.itl_count
+    variance = totals.itl_sum_squares / totals.itl_count - mean * mean
+    quantiles = [1e3 * histogram.percentile(totals.itl_histogram, q) for q in QUANTILES]
+    return _keyed("itl", 1e3 * mean, 1e3 * math.sqrt(max(variance, 0.0)), quantiles)
+
+
+def _keyed(name: str, mean: float, std: float, quantiles: list[float]) -> dict[str, float]:
+    median = quantiles[QUANTILES.index(50)]
+    keyed = {f"mean_{name}_ms": mean, f"median_{name}_ms": median, f"std_{name}_ms": std}
+    return keyed | {f"p{q}_{name}_ms": value for q, value in zip(QUANTILES, quantiles, strict=True)}
+
+
+def summarize(records: Records, totals: Totals, config: EngineConfig, slo: Slo | None) -> dict[str, Any]:
+    """The summary of a run: finite numbers, or None where a figure is not defined.
+
+    `duration` runs from the first arrival to the last completion, in simulated seconds. The
+    records must be closed. Keys keep one order, so equal runs give equal text.
+    """
+    counts = count(records, slo or Slo())
+    duration = counts.last_finish - counts.first_arrival
+    verdict = saturation(records, counts.first_arrival, counts.last_arrival)
+    usable = config.num_gpu_blocks - 1  # block 0 is the null block
+    summary: dict[str, Any] = {
+        "duration": duration,
+        "completed": counts.completed,
+        "failed": counts.failed,
+        "total_input_tokens": counts.input_tokens,
+        "total_output_tokens": counts.output_tokens,
+        "request_throughput": _ratio(counts.completed, duration),
+    }
+    if slo is not None:
+        summary["request_goodput"] = _ratio(counts.good, duration)
+    summary |= {
+        "output_throughput": _ratio(counts.output_tokens, duration),
+        "total_token_throughput": _ratio(counts.input_tokens + counts.output_tokens, duration),
+        "max_concurrent_requests": totals.max_concurrent_requests,
+    }
+    for name in ("ttft", "tpot", "e2el"):
+        summary |= distribution(records.column(f"{name}_ms"), name)
+        if name == "tpot":
+            summary |= itl_distribution(totals)
+    summary |= distribution(records.column("queue_time_ms"), "queue_time")
+    summary |= {
+        "saturation": verdict.verdict,
+        "completion_ratio": verdict.completion_ratio,
+        "queueing_share": verdict.queueing_share,
+        "waiting_tokens_at_thirds": list(verdict.waiting_tokens),
+        "prefix_cache_queries": totals.prefix_cache_queries,
+        "prefix_cache_hits": totals.prefix_cache_hits,
+        "prefix_cache_hit_rate": _ratio(totals.prefix_cache_hits, totals.prefix_cache_queries),
+        "preempted_queries": totals.preempted_queries,
+        "preempted_hits": totals.preempted_hits,
+        "num_admissions": totals.num_admissions,
+        "num_readmissions": totals.num_readmissions,
+        "num_preemptions": totals.num_preemptions,
+        "num_evictions": totals.num_evictions,
+        "num_computed_tokens": totals.num_scheduled_tokens,
+        "mean_kv_cache_usage_perc": _ratio(totals.usage_time, totals.busy_time * usable),
+        "max_kv_cache_usage_perc": _ratio(totals.max_blocks_used, usable),
+        "num_steps": totals.num_steps,
+        "mean_num_requests_running": _ratio(totals.num_running_sum, totals.num_steps),
+        "max_num_requests_running": totals.max_num_running,
+        "busy_time": totals.busy_time,
+        "block_size": config.block_size,
+        "num_gpu_blocks": config.num_gpu_blocks,
+    }
+    return {key: _finite(value) for key, value in summary.items()}
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: None, for a figure that is not defined."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,133 @@
+"""The figure of a run. Each panel is a function that draws on the Axes it is given.
+
+Figures go through their own Agg canvas, so pyplot's state and the user's backend are left alone,
+and the PNG holds no date or version: equal runs give equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from sim.metrics import Records
+    from sim.scenario import Result
+
+Floats = npt.NDArray[np.float64]
+
+# Okabe and Ito's colours, told apart by every kind of colour vision.
+BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"
+BINS = 120
+
+_STYLE: Any = {  # matplotlib types the keys as a Literal
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e3e3",
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+}
+
+
+def run_figure(result: Result, path: Path) -> None:
+    """Write the figure of a run as a PNG: TTFT, load, and where the prompt tokens came from."""
+    s = result.summary
+    start = _first_arrival(result.records)
+    edges = np.linspace(0.0, s["duration"] or 1.0, BINS + 1)
+    with mpl.rc_context(rc=mpl.rcParamsDefault), mpl.rc_context(rc=_STYLE):
+        figure = Figure(figsize=(10.0, 6.4), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplot_mosaic([["ttft", "load"], ["tokens", "tokens"]])
+        ttft_cdf(axes["ttft"], result.records)
+        requests_over_time(axes["load"], result.records, edges, start)
+        tokens_over_time(axes["tokens"], result.records, edges, start)
+        rate = s["prefix_cache_hit_rate"]
+        hits = "no prompt was looked up" if rate is None else f"hit rate {100 * rate:.1f} %"
+        figure.suptitle(
+            f"{s['name']}: {s['model']} on {s['gpu']}, blocks of {s['block_size']} tokens, "
+            f"{s['num_gpu_blocks']:,} blocks; {hits}; {s['saturation']}",
+            x=0.01,
+            ha="left",
+            fontsize=11,
+        )
+        figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def ttft_cdf(axes: Axes, records: Records) -> Axes:
+    """Cumulative distribution of TTFT and of its queueing part, in seconds."""
+    levels = np.linspace(0.0, 100.0, 501)
+    for name, label, colour in (("queue_time_ms", "queueing", GREY), ("ttft_ms", "TTFT", BLUE)):
+        values = records.column(name)
+        if np.isnan(values).any():
+            values = values[~np.isnan(values)]
+        if len(values):
+            values /= 1e3
+            quantiles = np.percentile(values, levels, overwrite_input=True)
+            axes.plot(quantiles, levels, color=colour, label=label, lw=1.8)
+    axes.set(title="Time to first token", xlabel="seconds", ylabel="% of requests at or below", ylim=(0, 101))
+    axes.set_xlim(left=0.0)
+    axes.legend(loc="lower right")
+    return axes
+
+
+def requests_over_time(axes: Axes, records: Records, edges: Floats, start: float) -> Axes:
+    """Requests waiting and running at each time of `edges`, seconds after `start`."""
+    waiting, running = np.zeros(len(edges)), np.zeros(len(edges))
+    for arrival, scheduled, finish in _ran(records, "arrival_time", "scheduled_time", "finish_time"):
+        scheduled_by = _done_by(scheduled - start, edges)
+        waiting += _done_by(arrival - start, edges) - scheduled_by
+        running += scheduled_by - _done_by(finish - start, edges)
+    axes.plot(edges, running, color=BLUE, lw=1.5, label="running")
+    axes.plot(edges, waiting, color=ORANGE, lw=1.5, ls="--", label="waiting")
+    axes.set(title="Requests in the engine", xlabel="simulated seconds", ylabel="requests")
+    axes.set_xlim(0.0, edges[-1])
+    axes.set_ylim(0.0, 1.2 * max(float(running.max()), float(waiting.max()), 1.0))
+    axes.legend(loc="upper right", ncols=2)
+    return axes
+
+
+def tokens_over_time(axes: Axes, records: Records, edges: Floats, start: float) -> Axes:
+    """Prompt tokens a second, from the cache and computed, by the time of first admission."""
+    hit, computed = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
+    for scheduled, prompt, cached in _ran(records, "scheduled_time", "prompt_len", "num_cached_tokens"):
+        at = scheduled - start
+        hit += np.histogram(at, edges, weights=cached)[0]
+        computed += np.histogram(at, edges, weights=prompt - cached)[0]
+    width = edges[1] - edges[0]
+    low, high = hit / width, (hit + computed) / width
+    axes.stairs(low, edges, fill=True, color=BLUE, label="from the cache")
+    axes.stairs(high, edges, baseline=low, fill=True, color=ORANGE, label="computed")
+    axes.set(title="Prompt tokens at first admission", xlabel="simulated seconds", ylabel="tokens per second")
+    axes.set_xlim(0.0, edges[-1])
+    axes.set_ylim(0.0, 1.2 * max(float(high.max()), 1.0))  # room for the legend
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.legend(loc="upper right", ncols=2)
+    return axes
+
+
+def _ran(records: Records, *names: str) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+    """The columns without refused requests, a chunk at a time."""
+    for refused, *columns in records.chunks("refused", *names):
+        kept = refused == 0
+        yield tuple(column[kept] for column in columns)
+
+
+def _done_by(times: Floats, edges: Floats) -> Floats:
+    """How many of `times` are at or before each edge."""
+    return np.searchsorted(np.sort(times), edges, side="right").astype(np.float64)
+
+
+def _first_arrival(records: Records) -> float:
+    return min(float(arrival.min()) for (arrival,) in records.chunks("arrival_time"))

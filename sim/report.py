@@ -1,0 +1,202 @@
+"""What a run leaves: the console block, the JSON object, the result folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sim.errors import InputError
+from sim.metrics import HIT_RATE_DEFINITION, QUANTILES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sim.scenario import Result
+
+WIDTH = 64
+LABEL = 42
+RESULT_FILES = frozenset({"summary.json", "requests.parquet", "scenario.yaml", "run.png"})
+
+_HEADINGS = {
+    "ttft": "Time to First Token",
+    "tpot": "Time per Output Token (excl. 1st token)",
+    "itl": "Inter-token Latency",
+    "e2el": "End-to-end Latency",
+    "queue_time": "Queueing, a part of TTFT",
+}
+_SHORT = {"queue_time": "queueing"}
+_COLOURS = {"STABLE": "green", "BACKLOGGED": "yellow", "OVERLOADED": "red"}
+_VERDICTS = {
+    "STABLE": "the engine kept up with its arrivals",
+    "BACKLOGGED": "in the last third, queueing is more than half of TTFT",
+    "OVERLOADED": "waiting work grew to the end: latencies depend on the length of the run",
+}
+
+
+def to_json(summary: dict[str, Any]) -> str:
+    """The summary as JSON text, the same bytes for the same summary."""
+    return json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def lines(result: Result) -> Iterator[tuple[str, str]]:
+    """The console block as (style, text) lines, headed as `vllm bench serve` heads its own."""
+    s = result.summary
+    yield "bold", " Serving Benchmark Result ".center(WIDTH, "=")
+    yield _line("Successful requests:", s["completed"])
+    yield _line("Failed requests:", s["failed"])
+    yield _line("Benchmark duration (s), simulated:", s["duration"])
+    yield _line("Total input tokens:", s["total_input_tokens"])
+    yield _line("Total generated tokens:", s["total_output_tokens"])
+    yield _line("Request throughput (req/s):", s["request_throughput"])
+    if "request_goodput" in s:
+        yield _line("Request goodput (req/s):", s["request_goodput"])
+    yield _line("Output token throughput (tok/s):", s["output_throughput"])
+    yield _line("Total token throughput (tok/s):", s["total_token_throughput"])
+    yield _line("Peak concurrent requests:", s["max_concurrent_requests"])
+    for name, heading in _HEADINGS.items():
+        yield _heading(heading)
+        short = _SHORT.get(name, name.upper())
+        yield _line(f"Mean {short} (ms):", s[f"mean_{name}_ms"])
+        yield _line(f"Median {short} (ms):", s[f"median_{name}_ms"])
+        for quantile in QUANTILES[1:]:
+            yield _line(f"P{quantile} {short} (ms):", s[f"p{quantile}_{name}_ms"])
+    yield from _cache_lines(result)
+    yield _heading("Load")
+    verdict = s["saturation"]
+    yield f"bold {_COLOURS[verdict]}", f"{verdict}: {_VERDICTS[verdict]}"
+    yield _line("Queueing share of TTFT, last third:", s["queueing_share"])
+    yield _line("Completed within the arrival span:", s["completion_ratio"])
+    yield _line("Engine steps:", s["num_steps"])
+    yield _line(
+        "Mean / peak running requests:", s["mean_num_requests_running"], s["max_num_requests_running"]
+    )
+    yield _heading("Step time")
+    yield "", f"Calibration: {s['calibration']}"
+    for text in s["assumed"]:
+        yield "dim", f"assumed: {text}"
+    yield "bold", "=" * WIDTH
+    for text in s["warnings"]:
+        yield "yellow", f"warning: {text}"
+
+
+def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
+    s = result.summary
+    yield _heading("Prefix Cache")
+    yield _line("Hit rate (%):", _percent(s["prefix_cache_hit_rate"]))
+    for text in HIT_RATE_DEFINITION:
+        yield "dim", f"  {text}"
+    yield _line("Prompt tokens hit:", s["prefix_cache_hits"])
+    yield _line("Prompt tokens looked up:", s["prefix_cache_queries"])
+    yield _line("Tokens computed, all:", s["num_computed_tokens"])
+    yield _line("Evicted blocks:", s["num_evictions"])
+    yield _line("Preemptions:", s["num_preemptions"])
+    yield _line("Re-admissions:", s["num_readmissions"])
+    yield _line("Re-admissions: tokens hit / looked up:", s["preempted_hits"], s["preempted_queries"])
+    yield _line("Block size (tokens):", s["block_size"])
+    pool = s["num_gpu_blocks"]
+    yield _line("KV pool (blocks / tokens):", pool, pool * s["block_size"])
+    if result.resolved.kv_bytes_per_token is not None:
+        gib = pool * s["block_size"] * result.resolved.kv_bytes_per_token / 2**30
+        yield _line("KV pool (GiB per GPU):", gib)
+    yield _line(
+        "KV usage, mean / peak (%):",
+        _percent(s["mean_kv_cache_usage_perc"]),
+        _percent(s["max_kv_cache_usage_perc"]),
+    )
+
+
+def show(result: Result, console: Console) -> None:
+    """Print the console block."""
+    for style, text in lines(result):
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _heading(text: str) -> tuple[str, str]:
+    return "cyan", text.center(WIDTH, "-")
+
+
+def _line(label: str, *values: float | None) -> tuple[str, str]:
+    return "", f"{label:<{LABEL}}{' / '.join(map(_number, values))}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100.0 * value
+
+
+@contextlib.contextmanager
+def result_folder(out: Path) -> Iterator[Path]:
+    """A folder to write a run's files into; it becomes `out` when the block ends well.
+
+    It is a hidden sibling of `out`, removed if the block fails. What a former run left at `out`
+    is replaced; anything else there is refused. Raises InputError, before the block where it can.
+    """
+    out = out.resolve()
+    _refuse_foreign(out)
+    partial = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot write there: {_reason(error)}") from None
+    try:
+        yield partial
+        _replace(partial, out)
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot write the results: {_reason(error)}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _refuse_foreign(out: Path) -> None:
+    try:
+        names = sorted(os.listdir(out))
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise InputError(f"--out {out}: there is a file of that name; give a folder") from None
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be read: {_reason(error)}") from None
+    foreign = [name for name in names if name not in RESULT_FILES]
+    if foreign:
+        raise InputError(f"--out {out}: holds {foreign[0]}, which no run wrote; give a new or empty folder")
+
+
+def _replace(partial: Path, out: Path) -> None:
+    """Rename `partial` to `out`; what is there steps aside first, for a rename is not a merge."""
+    former = partial.with_suffix(".former")
+    if out.exists():
+        _refuse_foreign(out)  # somebody may have written there during the run
+        out.rename(former)
+    try:
+        partial.rename(out)
+    except OSError:
+        if former.exists():
+            former.rename(out)
+        raise
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def write(result: Result, folder: Path) -> None:
+    """Write summary.json, scenario.yaml and run.png beside the requests.parquet of the run."""
+    from sim.plots import run_figure
+    from sim.scenario import to_yaml
+
+    (folder / "summary.json").write_text(to_json(result.summary), encoding="utf-8")
+    (folder / "scenario.yaml").write_text(to_yaml(result.resolved.scenario), encoding="utf-8")
+    run_figure(result, folder / "run.png")
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror.lower() if error.strerror else str(error)

@@ -1,0 +1,352 @@
+"""One engine step: which requests run, and how many tokens of each.
+
+Mirrors v1/core/sched/scheduler.Scheduler.schedule and, for async_scheduling, AsyncScheduler.
+Requests that run come first, then the waiting queue; see sim/update.py for the other half.
+"""
+
+from __future__ import annotations
+
+from sim._jit import verb
+from sim.blocks import CONTENT_CHANGES, FREE
+from sim.caches.apc import (
+    allocate_slots,
+    count_pinned,
+    free,
+    get_computed_blocks,
+    leave_seat,
+    take_seat,
+    watermark_blocks,
+)
+from sim.chains import C, NO_ROOM
+from sim.core import NO_SEAT, PREEMPTED, RUNNING, Core, K, Q, R, S, T, W
+from sim.waiting import prepend_request, push, remove_at
+
+
+@verb
+def schedule(core: Core, step: int) -> int:
+    """Choose the next step's work and write it to the in-flight row `step`.
+
+    Returns how many requests it schedules, or NO_ROOM when the chain tree must grow first: call
+    again after that, and it goes on where it stopped.
+    """
+    count = core.count
+    if count[K.admitting_budget] < 0:
+        count[K.num_preempted] = 0
+        count[K.num_admitted] = 0
+        count[K.step_size + step] = 0
+        budget = schedule_running(core, step)
+        # Scheduler.schedule: a step that preempts admits nobody
+        count[K.admitting_budget] = budget if count[K.num_preempted] == 0 else 0
+    if not schedule_waiting(core, step):
+        return NO_ROOM
+    count[K.admitting_budget] = -1
+    for i in range(count[K.num_aside]):
+        push(core, core.queues[Q.aside, i])
+    count[K.num_aside] = 0
+    count[K.finished_unflushed] = 0
+    return update_after_schedule(core, step)
+
+
+@verb
+def prefill_threshold(core: Core) -> int:
+    """The cap on one request's tokens in a step; a lone request has none (0)."""
+    if core.count[K.num_running] + core.count[K.num_waiting] + core.count[K.num_aside] > 1:
+        return core.config.long_prefill_token_threshold
+    return 0
+
+
+@verb
+def schedule_running(core: Core, step: int) -> int:
+    """Schedule the running requests in order, preempting from the tail; returns the budget left."""
+    config = core.config
+    requests = core.requests
+    count = core.count
+    running = core.queues[Q.running]
+    step_request = core.steps[S.slot, step]
+    step_tokens = core.steps[S.tokens, step]
+    budget = config.max_num_batched_tokens
+    threshold = prefill_threshold(core)
+    size = 0
+    index = 0
+    while index < count[K.num_running] and budget > 0:
+        slot = running[index]
+        computed = requests[R.num_computed, slot]
+        placeholders = requests[R.placeholders, slot]
+        if (
+            placeholders > 0
+            and computed + 2 - placeholders >= requests[R.prompt_len, slot] + requests[R.max_tokens, slot]
+        ):
+            index += 1  # async: its last token is already in flight
+            continue
+        num_new = requests[R.num_tokens, slot] + placeholders - computed
+        if 0 < threshold < num_new:
+            num_new = threshold
+        num_new = min(num_new, budget, config.max_model_len - computed - 1)
+        if num_new <= 0:
+            index += 1
+            continue
+        if computed + num_new >= requests[R.edge, slot]:
+            placed = allocate_slots(core, slot, num_new, 0, 0, False, 0, False)
+            while not placed:
+                victim_index = choose_victim(core)
+                victim = running[victim_index]
+                count[K.num_running] -= 1
+                for i in range(victim_index, count[K.num_running]):
+                    running[i] = running[i + 1]
+                if victim_index < index:
+                    index -= 1
+                    for i in range(size):
+                        if step_request[i] == victim:
+                            budget += step_tokens[i]
+                            size -= 1
+                            for k in range(i, size):
+                                step_request[k] = step_request[k + 1]
+                                step_tokens[k] = step_tokens[k + 1]
+                            break
+                preempt(core, victim)
+                if victim == slot:
+                    break
+                placed = allocate_slots(core, slot, num_new, 0, 0, False, 0, False)
+            if not placed:
+                if config.priority_policy:
+                    continue
+                break
+        step_request[size] = slot
+        step_tokens[size] = num_new
+        size += 1
+        budget -= num_new
+        index += 1
+    count[K.step_size + step] = size
+    return budget
+
+
+@verb
+def choose_victim(core: Core) -> int:
+    """The place in the running list of the request to preempt: the last, or the least urgent."""
+    running = core.queues[Q.running]
+    last = core.count[K.num_running] - 1
+    if not core.config.priority_policy:
+        return last
+    requests = core.requests
+    worst = 0
+    for i in range(1, last + 1):
+        priority = requests[R.priority, running[i]]
+        worst_priority = requests[R.priority, running[worst]]
+        if priority > worst_priority or (
+            priority == worst_priority
+            and core.times[T.arrival_time, running[i]] > core.times[T.arrival_time, running[worst]]
+        ):
+            worst = i
+    return worst
+
+
+@verb
+def preempt(core: Core, slot: int) -> None:
+    """Free a running request's blocks and queue it again; its tokens stay (Scheduler._preempt_request)."""
+    requests = core.requests
+    free(core, slot)
+    leave_seat(core, slot)
+    requests[R.status, slot] = PREEMPTED
+    requests[R.num_computed, slot] = 0
+    requests[R.placeholders, slot] = 0
+    requests[R.stale, slot] = requests[R.in_flight, slot]
+    requests[R.num_preemptions, slot] += 1
+    core.count[K.num_preemptions] += 1
+    core.queues[Q.preempted, core.count[K.num_preempted]] = slot
+    core.count[K.num_preempted] += 1
+    prepend_request(core, slot)
+
+
+@verb
+def schedule_waiting(core: Core, step: int) -> bool:
+    """Admit from the waiting queue until the budget, the seats or the blocks end.
+
+    False if it stopped because the chain tree is full (the budget left is noted).
+    """
+    config = core.config
+    requests = core.requests
+    count = core.count
+    queues = core.queues
+    threshold = prefill_threshold(core)
+    while (
+        count[K.admitting_budget] > 0
+        and count[K.num_waiting] > 0
+        and count[K.num_running] < config.max_num_seqs
+    ):
+        slot = queues[Q.waiting, 0]
+        if requests[R.stale, slot] > 0 or (config.max_loras > 0 and lacks_lora_place(core, slot)):
+            queues[Q.aside, count[K.num_aside]] = remove_at(core, 0)
+            count[K.num_aside] += 1
+            continue
+        if is_still_blocked(core, slot):
+            break
+        if requests[R.seat, slot] == NO_SEAT and not take_seat(core, slot):
+            return False
+        num_hit = get_computed_blocks(core, slot)
+        count[K.num_lookups] += 1
+        num_tokens = requests[R.num_tokens, slot]
+        num_new = num_tokens - num_hit * config.block_size
+        if 0 < threshold < num_new:
+            num_new = threshold
+        if not config.enable_chunked_prefill and num_new > count[K.admitting_budget]:
+            break
+        num_new = min(num_new, count[K.admitting_budget])
+        if not allocate_slots(
+            core, slot, num_new, num_hit, 0, config.reserve_full_isl, 0, count[K.num_running] > 0
+        ):
+            note_blocked(core, slot, num_hit)
+            break  # Scheduler.schedule: nobody overtakes a blocked head
+        admit(core, slot, num_hit * config.block_size)
+        size = count[K.step_size + step]
+        core.steps[S.slot, step, size] = slot
+        core.steps[S.tokens, step, size] = num_new
+        count[K.step_size + step] = size + 1
+        count[K.admitting_budget] -= num_new
+    return True
+
+
+@verb
+def lacks_lora_place(core: Core, slot: int) -> bool:
+    """Whether as many adapters run as may, and this request's is not among them."""
+    requests = core.requests
+    running = core.queues[Q.running]
+    adapter = requests[R.lora, slot]
+    if adapter == 0:
+        return False
+    distinct = 0
+    for i in range(core.count[K.num_running]):
+        other = requests[R.lora, running[i]]
+        if other == adapter:
+            return False
+        if other != 0:
+            first = True
+            for k in range(i):
+                if requests[R.lora, running[k]] == other:
+                    first = False
+                    break
+            if first:
+                distinct += 1
+    return distinct >= core.config.max_loras
+
+
+@verb
+def admit(core: Core, slot: int, hit_tokens: int) -> None:
+    """Move the head of the waiting queue to the end of the running list and count its hit.
+
+    Re-admissions after preemption are counted apart (PrefixCacheStats.record).
+    """
+    requests = core.requests
+    count = core.count
+    remove_at(core, 0)
+    if requests[R.num_preemptions, slot] == 0:
+        count[K.num_admissions] += 1
+        count[K.queries] += requests[R.num_tokens, slot]
+        count[K.hits] += hit_tokens
+        requests[R.num_cached_tokens, slot] = hit_tokens
+        core.times[T.scheduled_time, slot] = core.clock[W.now]
+    else:
+        count[K.num_readmissions] += 1
+        count[K.preempted_queries] += requests[R.num_tokens, slot]
+        count[K.preempted_hits] += hit_tokens
+    requests[R.status, slot] = RUNNING
+    requests[R.num_computed, slot] = hit_tokens
+    core.queues[Q.running, count[K.num_running]] = slot
+    count[K.num_running] += 1
+    core.queues[Q.admitted, count[K.num_admitted]] = slot
+    count[K.num_admitted] += 1
+    count[K.seated_head] = -1
+    count[K.blocked_request] = -1
+
+
+@verb
+def note_blocked(core: Core, slot: int, num_hit: int) -> None:
+    """Remember why the head was not admitted, so that the next steps need not look it up again."""
+    count = core.count
+    count[K.blocked_request] = core.requests[R.request_id, slot]
+    count[K.blocked_tokens] = core.requests[R.num_tokens, slot]
+    count[K.blocked_hit] = num_hit
+    count[K.blocked_pinned] = count_pinned(core, slot, num_hit)
+    count[K.blocked_changes] = core.pool.count[CONTENT_CHANGES]
+
+
+@verb
+def is_still_blocked(core: Core, slot: int) -> bool:
+    """Whether the head that was refused cannot fit yet, without looking it up.
+
+    Its need is its whole length less the hit blocks that others hold. Since the refusal nobody
+    was admitted, so such blocks can only have become more by content cached since, one for each,
+    or by an end of the hit that is now cached.
+    """
+    count = core.count
+    requests = core.requests
+    if (
+        not core.config.reserve_full_isl
+        or count[K.blocked_request] != requests[R.request_id, slot]
+        or count[K.blocked_tokens] != requests[R.num_tokens, slot]
+        or requests[R.seat, slot] == NO_SEAT
+    ):
+        return False
+    hit = count[K.blocked_hit]
+    num_tokens = requests[R.num_tokens, slot]
+    block_size = core.config.block_size
+    if (
+        core.config.enable_prefix_caching
+        and hit < (num_tokens - 1) // block_size
+        and core.tree.chains[C.block, core.seat_chains[requests[R.seat, slot], hit]] != 0
+    ):
+        return False
+    whole = (min(num_tokens, core.config.max_model_len) + block_size - 1) // block_size
+    pinned = count[K.blocked_pinned] + core.pool.count[CONTENT_CHANGES] - count[K.blocked_changes]
+    watermark = watermark_blocks(core, slot, count[K.num_running] > 0)
+    return whole - pinned + watermark > core.pool.count[FREE]
+
+
+@verb
+def update_after_schedule(core: Core, step: int) -> int:
+    """Advance the scheduled requests and sum up the step's shape; returns how many there are.
+
+    num_computed advances here, not when the output arrives (Scheduler._update_after_schedule).
+    """
+    requests = core.requests
+    count = core.count
+    size = count[K.step_size + step]
+    outputs = 0
+    decodes = 0
+    decode_kv = 0
+    prefills = 0
+    tokens = 0
+    squares = 0
+    cross = 0
+    context = 0
+    for i in range(size):
+        slot = core.steps[S.slot, step, i]
+        num_new = core.steps[S.tokens, step, i]
+        computed = requests[R.num_computed, slot]
+        if num_new == 1:
+            decodes += 1
+            decode_kv += computed + 1
+        else:
+            prefills += 1
+            tokens += num_new
+            squares += num_new * num_new
+            cross += num_new * computed
+            context += computed
+        computed += num_new
+        requests[R.num_computed, slot] = computed
+        requests[R.in_flight, slot] += num_new
+        samples = computed >= requests[R.num_tokens, slot] + requests[R.placeholders, slot]
+        core.steps[S.samples, step, i] = samples
+        core.steps[S.request_id, step, i] = requests[R.request_id, slot]
+        if samples:
+            outputs += 1
+            if core.config.async_scheduling:
+                requests[R.placeholders, slot] += 1
+    count[K.shape_outputs] = outputs
+    count[K.shape_decodes] = decodes
+    count[K.shape_decode_kv] = decode_kv
+    count[K.shape_prefills] = prefills
+    count[K.shape_tokens] = tokens
+    count[K.shape_squares] = squares
+    count[K.shape_cross] = cross
+    count[K.shape_context] = context
+    return size

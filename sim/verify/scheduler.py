@@ -1,0 +1,291 @@
+"""Replay a recorded run of vLLM's Scheduler or AsyncScheduler, step by step.
+
+The replay decides for itself when the engine schedules, updates and skips ahead, as vLLM's
+EngineCore.step and step_with_batch_queue do, so those calls are compared too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.blocks import reset_prefix_cache
+from sim.chains import NO_ROOM
+from sim.core import WAITING, EngineConfig, K, Q, R, S
+from sim.scheduler import schedule
+from sim.state import State
+from sim.update import BY_LENGTH, BY_STOP_TOKEN, abort_request, update_from_output
+from sim.verify.compare import compare, drain_taken, pool_state
+from sim.verify.contents import Contents, crc, known_tokens
+from sim.waiting import add_request, goes_before
+
+VOCABULARY = 99991
+STOP_TOKEN = 2
+STATISTICS = (K.num_admissions, K.queries, K.hits, K.num_readmissions, K.preempted_queries, K.preempted_hits)
+
+
+class SchedulerReplay:
+    """The core, told when requests arrive and which tokens the recorded model emitted."""
+
+    def __init__(self, config: EngineConfig, num_requests: int) -> None:
+        self.config = config
+        # a request preempted within a step may take its blocks again in the same step
+        self.state = State(config, num_records=num_requests + 1, taken_log=16 * config.num_gpu_blocks)
+        self.contents = Contents(config.block_size)
+        self.slot_of: dict[str, int] = {}
+        self.name_of: dict[int, str] = {}  # by request id
+        self.in_flight: list[int] = []  # rows of steps, oldest first
+        self.tables: dict[str, int] = {}  # table lengths before the step
+        self.statistics = [0] * len(STATISTICS)
+        self.was_reset = 0  # since the last update
+
+    def count(self, index: int) -> int:
+        """One of the engine's numbers."""
+        return int(self.state.core.count[index])
+
+    def add(self, name: str, rank: int, tokens: list[int], prompt_len: int, **kwargs: Any) -> None:
+        """Let a request arrive."""
+        state = self.state
+        slot = int(state.load(self.contents.batch(tokens, prompt_len, **kwargs))[0])
+        core = state.core
+        core.requests[R.status, slot] = WAITING
+        core.requests[R.rank, slot] = rank
+        self.slot_of[name] = slot
+        self.name_of[int(core.requests[R.request_id, slot])] = name
+        add_request(core, slot)
+
+    def name(self, slot: int) -> str:
+        """A live slot's request name."""
+        return self.name_of[int(self.state.core.requests[R.request_id, slot])]
+
+    def table(self, slot: int) -> list[int]:
+        """A running request's block table."""
+        core = self.state.core
+        seat = core.requests[R.seat, slot]
+        return core.seat_blocks[seat][: core.requests[R.num_blocks, slot]].tolist()  # type: ignore[no-any-return]
+
+    def has_requests(self) -> bool:
+        """Scheduler.has_requests: unfinished ones, or ended ones that no step has reported."""
+        return self.count(K.num_running) + self.count(K.num_waiting) + self.count(K.finished_unflushed) > 0
+
+    def running(self) -> list[int]:
+        """Slots in order of admission."""
+        return self.state.core.queues[Q.running, : self.count(K.num_running)].tolist()  # type: ignore[no-any-return]
+
+    def waiting(self) -> list[int]:
+        """Slots in the order they will be scheduled."""
+        core = self.state.core
+        slots = core.queues[Q.waiting, : self.count(K.num_waiting)].tolist()
+        ordered: list[int] = []
+        for slot in slots:  # the heap is a handful of requests from sorted; insertion is enough
+            place = len(ordered)
+            while place > 0 and goes_before(core, slot, ordered[place - 1]):
+                place -= 1
+            ordered.insert(place, slot)
+        return ordered
+
+    def schedule(self) -> dict[str, Any]:
+        """Schedule a step into a free row; returns everything it decided."""
+        core = self.state.core
+        row = 1 - self.in_flight[0] if self.in_flight else 0
+        tables = {slot: self.table(slot) for slot in self.running()}
+        assert self.count(K.admitting_budget) == -1
+        while (size := int(schedule(self.state.core, row))) == NO_ROOM:
+            self.state.grow_tree()
+        core = self.state.core
+        slots = core.steps[S.slot, row, :size].tolist()
+        tokens = core.steps[S.tokens, row, :size].tolist()
+        preempted = core.queues[Q.preempted, : self.count(K.num_preempted)].tolist()
+        admitted = core.queues[Q.admitted, : self.count(K.num_admitted)].tolist()
+        taken, evicted = drain_taken(core)
+        self.in_flight.append(row)  # an empty step queues too
+        return {
+            "sched": [(self.name(s), n) for s, n in zip(slots, tokens, strict=True)],
+            "pre": [self.name(s) for s in preempted],
+            "new": [s for s in admitted if core.requests[R.num_preemptions, s] == 0],
+            "resumed": [s for s in admitted if core.requests[R.num_preemptions, s] > 0],
+            # computed has advanced by what was scheduled
+            "hit": {s: int(core.requests[R.num_computed, s]) - n for s, n in zip(slots, tokens, strict=True)},
+            "blk": [
+                (s, self.table(s)[len(tables[s]) :])
+                for s in slots
+                if s in tables and s not in admitted and len(self.table(s)) > len(tables[s])
+            ],
+            "taken": taken,
+            "ev": evicted,
+            "run": self.running(),
+            "wait": self.waiting(),
+        }
+
+    def update(self) -> dict[str, Any]:
+        """Apply the oldest step's outputs; returns who ended and the statistics since the last call."""
+        core = self.state.core
+        if self.in_flight:
+            update_from_output(core, self.in_flight.pop(0))
+        ints = core.record_ints[: self.count(K.num_records)]
+        core.count[K.num_records] = 0
+        reasons = {BY_LENGTH: "length", BY_STOP_TOKEN: "stop"}
+        ended = [(self.name_of[int(row[0])], reasons[int(row[8])]) for row in ints]
+        for row in ints:
+            del self.slot_of[self.name_of[int(row[0])]]
+        totals = [self.count(index) for index in STATISTICS]
+        since = [new - old for new, old in zip(totals, self.statistics, strict=True)]
+        self.statistics = totals
+        if not self.state.core.config.enable_prefix_caching:
+            since = [0] * len(STATISTICS)  # vLLM keeps no statistics then
+        return {"fin": ended, "pcs": since}
+
+    def abort(self, name: str) -> bool:
+        """Abort a request if it is still known."""
+        slot = self.slot_of.get(name)
+        if slot is None:
+            return False
+        abort_request(self.state.core, slot)
+        del self.slot_of[name]
+        self.state.core.count[K.num_records] -= 1
+        return True
+
+    def reset(self) -> int:
+        """Reset the prefix cache if nothing is in use; whether it did."""
+        done = int(reset_prefix_cache(self.state.core.pool, self.state.core.tree))
+        self.was_reset |= done
+        return done
+
+
+def replay_scheduler(case: dict[str, Any]) -> None:
+    """Replay a recorded scheduler case; raises Mismatch at the first difference."""
+    cfg, full = case["cfg"], case["full"]
+    replay = SchedulerReplay(
+        EngineConfig(
+            block_size=cfg["block_size"],
+            num_gpu_blocks=cfg["num_blocks"],
+            max_num_batched_tokens=cfg["max_num_batched_tokens"],
+            max_num_seqs=cfg["max_num_seqs"],
+            max_model_len=cfg["max_model_len"],
+            long_prefill_token_threshold=cfg["long_prefill_token_threshold"],
+            watermark=cfg["watermark"],
+            max_loras=cfg["max_loras"] or 0,
+            priority_policy=cfg["policy"] == "priority",
+            reserve_full_isl=cfg["reserve_full_isl"],
+            enable_chunked_prefill=cfg["enable_chunked_prefill"],
+            enable_prefix_caching=cfg["enable_prefix_caching"],
+            async_scheduling=cfg["async_sched"],
+        ),
+        len(case["reqs"]),
+    )
+    rank = {name: i for i, name in enumerate(sorted(req["id"] for req in case["reqs"]))}
+    pending = list(case["reqs"])
+    depth = 2 if cfg["async_sched"] else 1
+    recorded = iter(case["steps"])
+    index = 0
+    while pending or replay.has_requests() or replay.in_flight:
+        if not replay.has_requests() and not replay.in_flight:
+            index = max(index, pending[0]["arr"])
+        got = engine_call(replay, case, index, pending, rank, depth, full)
+        compare(index, next(recorded, {}), got)
+        index += 1
+    compare("after the last", next(recorded, {}), {})
+
+
+def engine_call(
+    replay: SchedulerReplay,
+    case: dict[str, Any],
+    index: int,
+    pending: list[dict[str, Any]],
+    rank: dict[str, int],
+    depth: int,
+    full: int,
+) -> dict[str, Any]:
+    """One call of the engine's loop, as a recorded step; takes arrivals from the front of `pending`."""
+    got: dict[str, Any] = {"t": index}
+    arrived = []
+    while pending and pending[0]["arr"] <= index:
+        request = pending.pop(0)
+        add_recorded(replay, request, rank[request["id"]])
+        arrived.append(request["id"])
+    if arrived:
+        got["arr"] = arrived
+    if aborted := [name for name in case["aborts"].get(str(index), []) if replay.abort(name)]:
+        got["abort"] = aborted
+    if index in case["resets"]:
+        got["reset"] = replay.reset()
+    if replay.has_requests():
+        decided = replay.schedule()
+        got["s"] = show_full(replay, decided) if full else show_checksums(replay, decided)
+        # EngineCore.step_with_batch_queue: fill the queue before waiting for an output
+        if decided["sched"] and len(replay.in_flight) < depth:
+            return got
+    if not replay.in_flight:
+        return got
+    updated = replay.update()
+    shown = {"fin": [list(pair) for pair in updated["fin"]], "pool": pool_state(replay.state.core)}
+    if any(updated["pcs"]):
+        shown["pcs"] = updated["pcs"]
+    if replay.was_reset:
+        shown["pcs_reset"] = replay.was_reset
+        replay.was_reset = 0
+    got["u"] = shown
+    return got
+
+
+def add_recorded(replay: SchedulerReplay, request: dict[str, Any], rank: int) -> None:
+    """Let a recorded request arrive with the tokens its model emitted."""
+    prompt = [t for s, n in request["segs"] for t in known_tokens(s, n, VOCABULARY)]
+    outputs = known_tokens(request["oseg"], request["out"], VOCABULARY)
+    if request["stop"]:
+        outputs[-1] = STOP_TOKEN
+    replay.add(
+        request["id"],
+        rank,
+        prompt + outputs,
+        len(prompt),
+        arrival_time=request["at"],
+        max_tokens=request["max_tokens"],
+        priority=request["prio"],
+        salt=request["salt"],
+        lora=request["lora"],
+    )
+
+
+def show_common(replay: SchedulerReplay, decided: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a scheduled step that every recording has."""
+    return {
+        "n": len(decided["sched"]),
+        "tot": sum(n for _, n in decided["sched"]),
+        "pre": decided["pre"],
+        "pool": pool_state(replay.state.core),
+        "nrun": len(decided["run"]),
+        "nwait": len(decided["wait"]),
+    }
+
+
+def show_full(replay: SchedulerReplay, decided: dict[str, Any]) -> dict[str, Any]:
+    """A scheduled step in full detail."""
+    name, table, hit = replay.name, replay.table, decided["hit"]
+    return show_common(replay, decided) | {
+        "sched": [list(pair) for pair in decided["sched"]],
+        "new": [[name(s), hit[s], table(s)] for s in decided["new"]],
+        "resumed": [[name(s), hit[s], table(s)] for s in decided["resumed"]],
+        "blk": [[name(s), blocks] for s, blocks in decided["blk"]],
+        "ev": decided["ev"],
+        "run": [name(s) for s in decided["run"]],
+        "wait": [name(s) for s in decided["wait"]],
+    }
+
+
+def show_checksums(replay: SchedulerReplay, decided: dict[str, Any]) -> dict[str, Any]:
+    """A scheduled step as checksums."""
+    name, table, hit = replay.name, replay.table, decided["hit"]
+
+    def admitted(slots: list[int]) -> list[list[Any]]:
+        return [[name(s), hit[s], len(table(s)), crc(table(s))] for s in slots]
+
+    return show_common(replay, decided) | {
+        "scrc": crc(f"{request}:{n}" for request, n in decided["sched"]),
+        "new": admitted(decided["new"]),
+        "resumed": admitted(decided["resumed"]),
+        "bcrc": crc(f"{name(s)}:{'/'.join(map(str, blocks))}" for s, blocks in decided["blk"]),
+        "nev": len(decided["ev"]),
+        "evcrc": crc(decided["ev"]),
+        "rcrc": crc(name(s) for s in decided["run"]),
+        "wcrc": crc(name(s) for s in decided["wait"]),
+    }

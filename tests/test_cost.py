@@ -1,0 +1,235 @@
+"""Step time: the shipped calibrations, the verbs, and measured points to hold them against."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.calibration import KernelCalibration, find_calibration, load_calibration
+from sim.cost import StepCost, compile_cost, cpu_time, gpu_time, linear_cost
+from sim.hardware import load_gpu, load_model, shipped
+from sim.memory import kv_bytes_per_token
+
+BUDGET = 8192
+ROOT = Path(__file__).parent.parent
+
+
+def cost_of(name: str, block_size: int = 16) -> StepCost:
+    return compile_cost(load_calibration(name), max_num_batched_tokens=BUDGET, block_size=block_size)
+
+
+def decode_step(cost: StepCost, num_seqs: int, kv: int) -> float:
+    return gpu_time(cost, num_seqs, num_seqs, num_seqs, kv, 0, 0, 0, 0, 0)
+
+
+def prefill_step(cost: StepCost, new: int, context: int) -> float:
+    return gpu_time(cost, new, 1, 0, 0, 1, new, new * new, new * context, context)
+
+
+def random_steps(count: int) -> list[tuple[int, ...]]:
+    rng = np.random.default_rng(7)
+    steps = []
+    for _ in range(count):
+        num_decodes = int(rng.integers(0, 257))
+        new = rng.integers(2, 2000, int(rng.integers(0, 4)))
+        context = rng.integers(0, 100_000, len(new))
+        decode_kv = int(rng.integers(num_decodes, 1_000_000)) if num_decodes else 0
+        sums = [int(x) for x in (new.sum(), (new * new).sum(), (new * context).sum(), context.sum())]
+        tokens = num_decodes + sums[0]
+        outputs = int(rng.integers(0, num_decodes + len(new) + 1))
+        steps.append((tokens, outputs, num_decodes, decode_kv, len(new), *sums))
+    return steps
+
+
+def bits_of_random_steps(plain: bool) -> list[str]:
+    def function(verb: Any) -> Any:
+        return getattr(verb, "py_func", verb) if plain else verb
+
+    bits = []
+    for name in shipped("calibrations"):
+        cost = cost_of(name)._replace(cpu0_us=1234.5, cpu1_us=6.7)
+        for step in random_steps(300):
+            bits.append(float(function(gpu_time)(cost, *step)).hex())
+            bits.append(float(function(cpu_time)(cost, step[2])).hex())
+    return bits
+
+
+def test_compiled_and_plain_agree_to_the_last_bit() -> None:
+    compiled = bits_of_random_steps(plain=False)
+    assert compiled == bits_of_random_steps(plain=True)
+    script = "from tests.test_cost import bits_of_random_steps as f; print(*f(plain=False))"
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert compiled == result.stdout.split()
+
+
+@pytest.mark.parametrize("name", shipped("calibrations"))
+def test_shipped_calibrations_are_named_by_content_and_know_their_hardware(name: str) -> None:
+    calibration = load_calibration(name)
+    assert calibration.name == name
+    assert calibration.assumed
+    assert calibration == find_calibration(
+        calibration.gpu, calibration.model, tp=calibration.tp, weights=calibration.weights
+    )
+    load_gpu(calibration.gpu)
+    model = load_model(calibration.model)
+    per_token = kv_bytes_per_token(model, tp=calibration.tp, kv_dtype=calibration.kv_dtype)
+    assert calibration.kv_bytes_per_token_per_gpu == per_token
+    if isinstance(calibration, KernelCalibration):
+        assert (calibration.layers, calibration.hidden_size) == (model.layers, model.hidden_size)
+
+
+@pytest.mark.parametrize("name", shipped("calibrations"))
+def test_a_step_costs_nothing_without_tokens_and_more_with_more(name: str) -> None:
+    cost = cost_of(name)
+    assert gpu_time(cost, 0, 0, 0, 0, 0, 0, 0, 0, 0) == 0.0
+    assert cpu_time(cost, 0) == 0.0
+    for table in cost[:3]:
+        assert table.shape == (BUDGET + 1,)
+        assert table.dtype == np.float64
+        assert table[0] == 0.0
+        assert np.all(np.diff(table) >= 0)
+    assert prefill_step(cost, 1000, 0) <= prefill_step(cost, 1000, 4000) < prefill_step(cost, 5000, 0)
+    assert decode_step(cost, 64, 64_000) < decode_step(cost, 128, 128_000)
+
+
+def test_the_form_term_by_term() -> None:
+    fit = load_calibration("h100-sxm_llama-3.1-70b_tp4_fp8")
+    assert isinstance(fit, KernelCalibration)
+    cost = compile_cost(fit, max_num_batched_tokens=BUDGET, block_size=16)
+
+    def saturating(rows: int, a: float, b: float, p: float) -> float:
+        return float((a**p + (b * rows) ** p) ** (1 / p))
+
+    # 3 decodes over 3,000 cached tokens, prompts of 100 over 0 and 157 over 1,000: M = 260.
+    gemm, head = fit.gemm, fit.lm_head
+    decode, prefill = fit.decode_attention, fit.prefill_attention
+    allreduce = 30.2 + (53.5 - 30.2) * (260 * 8192 - 2097152) / 2097152
+    expected = 80 * (
+        saturating(260, gemm.a, gemm.b, gemm.p)
+        + 12.5
+        + 2 * allreduce
+        + (decode.d0 + 3 * decode.d1 + 3000 * decode.d2)
+        + (prefill.a0 + 257 * prefill.a1)
+        + prefill.a2 * (100**2 / 2 + 157**2 / 2 + 157 * 1000 / prefill.kappa)
+    ) + saturating(4, head.a, head.b, head.p)
+    squares = 100**2 + 157**2
+    time = gpu_time(cost, 260, 4, 3, 3000, 2, 257, squares, 157_000, 1000)
+    assert time == pytest.approx(expected * 1e-6, rel=1e-12)
+
+
+def test_a_pure_decode_step_is_padded_to_a_multiple_of_8() -> None:
+    cost = cost_of("a100-sxm_llama-3.1-8b_tp1_bf16")
+    assert cost.decode_us[1] == cost.decode_us[8] == cost.token_us[8]
+    assert cost.decode_us[9] == cost.token_us[16] > cost.token_us[9]
+
+
+def test_allreduce_is_flat_below_the_table_and_proportional_above() -> None:
+    name = "h100-sxm_llama-3.1-70b_tp4_fp8"
+    fit = load_calibration(name)
+    assert isinstance(fit, KernelCalibration) and fit.allreduce is not None
+    budget = 2 * 32768  # twice the table's last size
+    free = fit.model_copy(update={"allreduce": None})
+    with_it, without = (compile_cost(c, max_num_batched_tokens=budget, block_size=16) for c in (fit, free))
+    allreduce = (with_it.token_us - without.token_us) / (2 * 80)
+    # 16,384 elements are 2 tokens of the hidden size 8192.
+    for tokens, expected in {1: 4.9, 2: 4.9, 3: 5.05, 32768: 2305.4, 65536: 2 * 2305.4}.items():
+        assert allreduce[tokens] == pytest.approx(expected, rel=1e-9)
+
+
+def test_hash_time_follows_the_block_size() -> None:
+    name = "h100-sxm_llama-3.1-8b_tp1_bf16"
+    slope = (2.45 - 1.75) / 48
+    for block_size, expected in {16: 1.75, 64: 2.45, 32: 1.75 + 16 * slope, 512: 2.45 + 448 * slope}.items():
+        assert cost_of(name, block_size).hash_us_per_block == pytest.approx(expected, rel=1e-12)
+    assert cost_of("rtx-4090_llama-3.1-8b_tp1_bf16").hash_us_per_block == 0.0
+
+
+def test_whole_step_form() -> None:
+    cost = cost_of("rtx-4090_llama-3.1-8b_tp1_bf16")
+    mixed = gpu_time(cost, 150, 51, 50, 20_000, 1, 100, 100**2, 0, 0)
+    assert mixed == pytest.approx(17.5e-3 + 70e-6 * 150 + 0.15e-6 * 20_000, rel=1e-12)
+    assert cpu_time(cost, 51) == 0.0
+
+
+def test_linear_cost() -> None:
+    cost = linear_cost(0.25, 1e-4, decode_context_s=2e-6, seq_s=1e-3, max_num_batched_tokens=2048)
+    assert prefill_step(cost, 2048, 512) == pytest.approx(0.25 + 0.2048 + 1e-3, rel=1e-12)
+    assert decode_step(cost, 5, 1000) == pytest.approx(0.25 + 5e-4 + 2e-3 + 5e-3, rel=1e-12)
+    free = linear_cost(0, 0, max_num_batched_tokens=16)
+    assert decode_step(free, 1, 1) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "base_ms", "per_token_ms", "base_band", "slope_band"),
+    [("h100-sxm", 6.44, 4.37e-5, 0.05, 0.02), ("b200-sxm", 3.93, 1.80e-5, 0.15, 0.05)],
+)
+def test_one_request_against_measured_inter_token_latency(
+    gpu: str, base_ms: float, per_token_ms: float, base_band: float, slope_band: float
+) -> None:
+    """vLLM blog 2026-04-22, Llama-3.1-8B bf16; the model gives 6.28 + 4.36e-5 and 3.46 + 1.75e-5."""
+    cost = cost_of(f"{gpu}_llama-3.1-8b_tp1_bf16")
+    at_0, at_100k = decode_step(cost, 1, 0), decode_step(cost, 1, 100_000)
+    assert at_0 * 1e3 == pytest.approx(base_ms, rel=base_band)
+    assert (at_100k - at_0) * 1e3 / 100_000 == pytest.approx(per_token_ms, rel=slope_band)
+
+
+def test_an_unknown_name_says_the_nearest_and_the_list() -> None:
+    with pytest.raises(ValueError, match=r"did you mean h100-sxm_llama-3.1-8b_tp1_bf16\? \(of a100"):
+        find_calibration("h100", "llama-3.1-8b", tp=1, weights="bf16")
+    with pytest.raises(ValueError, match=r"did you mean h100-sxm\? \(of a100-sxm, b200-sxm"):
+        load_gpu("h100_sxm")
+    with pytest.raises(ValueError, match=r"did you mean llama-3.1-70b\?"):
+        load_model("llama3.1-70b")
+    with pytest.raises(ValueError, match="there are: llama-3.1-70b, llama-3.1-8b"):
+        load_model("qwen")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("  kappa: 1.15", "  kappa: .nan", "prefill_attention.kappa: .*finite"),
+        ("  kappa: 1.15", "  kappa: fast", "prefill_attention.kappa: .*number"),
+        ("  kappa: 1.15", "  kappa: -1", "prefill_attention.kappa: .*greater than 0"),
+        ("  kappa: 1.15", "", "prefill_attention.kappa: .*required"),
+        ("tp: 1", "tp: 2", "allreduce: should be there with tp above 1"),
+        ("layers: 32", "layers: 32.5", "layers: .*integer"),
+        ("form: kernels", "form: kernel", "form: .*did you mean kernels"),
+        ("lm_head:", "lm_head: {", "mine.yaml:[0-9]+: not valid YAML"),
+        ("assumed:", "lm_heads: 1\nassumed:", "unknown field; did you mean lm_head"),
+    ],
+)
+def test_a_bad_file_says_where(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = (ROOT / "sim/calibrations/h100-sxm_llama-3.1-8b_tp1_bf16.yaml").read_text()
+    assert old in text
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ValueError, match=message) as caught:
+        load_calibration(str(path))
+    assert "mine.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_or_empty_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        load_calibration(str(tmp_path / "none.yaml"))
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(ValueError, match="empty.yaml"):
+        load_calibration(str(tmp_path / "empty.yaml"))
+
+
+def test_tables_are_finite_whatever_the_fit() -> None:
+    fit = load_calibration("h200-sxm_llama-3.1-8b_tp1_bf16")
+    assert isinstance(fit, KernelCalibration)
+    sharp = fit.model_copy(update={"gemm": fit.gemm.model_copy(update={"p": 500.0})})
+    cost = compile_cost(sharp, max_num_batched_tokens=BUDGET, block_size=16)
+    assert all(math.isfinite(value) for value in cost.token_us)

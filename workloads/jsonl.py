@@ -1,0 +1,269 @@
+"""JSONL traces as columns: the file is read in chunks, plain or gzipped.
+
+A chunk goes through Arrow's parser in one call. Whatever Arrow refuses, or takes more generously
+than we do, goes line by line through the json module, which either understands it or names the line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from io import BufferedReader
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import json as arrow_json
+
+from sim.request import Floats, Ints
+from workloads.errors import WorkloadError
+
+Format = Literal["mooncake", "segments"]
+
+# The fields that say when and what, by format; `input_length` and `output_length` stand in both.
+TIME: dict[Format, str] = {"mooncake": "timestamp", "segments": "arrival_time"}
+CONTENT: dict[Format, str] = {"mooncake": "hash_ids", "segments": "segments"}
+NUMBERS, NAMES = ("block_size", "priority"), ("session_id", "cache_salt", "lora")
+OPTIONAL = NUMBERS + NAMES  # a name is a string or a whole number
+_ARROW_TYPES = {int: pa.int64(), str: pa.string()}
+
+
+class Rows(NamedTuple):
+    """Requests as they stand in the file: types are checked, values are not yet."""
+
+    line: Ints  # of each row in the file, from 1
+    time: Floats  # in the format's unit: mooncake ms, segments s
+    prompt_len: Ints
+    output_len: Ints
+    start: Ints  # n + 1 row starts into the two below
+    ids: npt.NDArray[Any]  # int64, or Python ints where one does not fit
+    lens: Ints | None  # tokens of each segment; None: the ids name blocks
+    optional: dict[str, list[Any]]  # those that stand in any row; None where a row has none
+
+
+def read_chunks(path: str, size: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield (number of lines before, at most `size` lines) through the file, gzipped or not.
+
+    Raises: WorkloadError for a file that is missing, empty, unreadable or cut off.
+    """
+    done = 0
+    lines: list[bytes] = []
+    try:
+        with Path(path).open("rb") as raw:
+            stream: IO[bytes] = raw
+            if raw.peek(2)[:2] == b"\x1f\x8b":  # what gzip begins with, whatever the file is called
+                stream = BufferedReader(cast(Any, gzip.GzipFile(fileobj=raw)), 1 << 17)
+            while True:
+                lines = []
+                lines.extend(islice(stream, size))  # keeps what came before an error
+                if not lines:
+                    break
+                yield done, lines
+                done += len(lines)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        where = f"{path}, after line {done + len(lines)}"
+        reason = str(error).rstrip(".").lower()
+        raise WorkloadError(f"{where}: the gzip data is damaged ({reason}): fetch the file again") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise WorkloadError(f"{path}: cannot read the trace: {reason}: check workload.path") from None
+
+
+class Parser:
+    """Turns lines of one file into Rows; `kind` is what the first row shows, unless it is given."""
+
+    def __init__(self, path: str, kind: Format | None) -> None:
+        self.path = path
+        self.kind = kind
+        self._begun = False
+        self._types: dict[str, type] = {name: int if name in NUMBERS else str for name in OPTIONAL}
+
+    def parse(self, before: int, lines: list[bytes]) -> Rows:
+        """Parse lines, of which the first is number `before` + 1; blank ones are skipped.
+
+        Remembers the format and the types of optional fields. Raises: WorkloadError naming the
+        first line that is not JSON, or where a field is missing or of a wrong type.
+        """
+        if not self._begun:
+            self._begin(before, lines)
+        fast = self._parse_fast(before, lines) if self._begun else None
+        return self._parse_slowly(before, lines) if fast is None else fast
+
+    def _begin(self, before: int, lines: list[bytes]) -> None:
+        """Learn the format, and the types of the optional fields, from the first row."""
+        for number, line in enumerate(lines, before + 1):
+            if line.strip():
+                row = self._object(number, line)
+                found: list[Format] = [kind for kind, field in CONTENT.items() if field in row]
+                if self.kind is None and len(found) != 1:
+                    fields = ", ".join(map(repr, list(row)[:8])) or "none"
+                    raise self._error(
+                        number,
+                        f"the format is unknown (fields: {fields})",
+                        "a row has hash_ids (mooncake) or segments (segments)",
+                    )
+                self.kind = self.kind or found[0]
+                self._learn({name: [row.get(name)] for name in OPTIONAL})
+                self._begun = True
+                return
+
+    def _learn(self, optional: dict[str, list[Any]]) -> None:
+        for name, values in optional.items():
+            kinds = {type(value) for value in values} & {int, str}
+            if kinds and name in NAMES:
+                self._types[name] = kinds.pop()
+
+    def _parse_fast(self, before: int, lines: list[bytes]) -> Rows | None:
+        """Parse by Arrow; None where the lines need a closer look."""
+        assert self.kind is not None
+        block = b"".join(lines)
+        n = len(lines)
+        if bytes(map(itemgetter(0), lines)).count(b"{") < n:  # one object a line, so that numbers hold
+            return None
+        ids_type = pa.list_(pa.int64())
+        fields = [
+            (TIME[self.kind], pa.float64()),
+            ("input_length", pa.int64()),
+            ("output_length", pa.int64()),
+            (CONTENT[self.kind], ids_type if self.kind == "mooncake" else pa.list_(ids_type)),
+            *((name, _ARROW_TYPES[kind]) for name, kind in self._types.items()),
+        ]
+        try:
+            if not block.isascii():
+                block.decode()  # Arrow does not mind broken UTF-8 in a field's name
+            table = arrow_json.read_json(
+                pa.BufferReader(block),
+                arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+                arrow_json.ParseOptions(pa.schema(fields), unexpected_field_behavior="ignore"),
+            )
+            columns = [column.combine_chunks() for column in table.columns]
+            optional = {
+                name: column.to_pylist()
+                for name, column in zip(OPTIONAL, columns[4:], strict=True)
+                if column.null_count < n
+            }
+        except (pa.ArrowException, ValueError, OverflowError):
+            return None
+        content = columns[3]
+        if table.num_rows != n or any(column.null_count for column in columns[:4]):
+            return None
+        start, ids, lens = content.offsets.to_numpy().astype(np.int64), content.values, None
+        if ids.null_count:
+            return None
+        if self.kind == "segments":
+            pairs = np.diff(ids.offsets.to_numpy())
+            if (pairs != 2).any() or ids.values.null_count:
+                return None
+            flat = ids.values.to_numpy().reshape(-1, 2)
+            ids, lens = flat[:, 0], np.ascontiguousarray(flat[:, 1])
+        else:
+            ids = ids.to_numpy()
+        time, prompt, output = (column.to_numpy() for column in columns[:3])
+        return Rows(np.arange(before + 1, before + n + 1), time, prompt, output, start, ids, lens, optional)
+
+    def _parse_slowly(self, before: int, lines: list[bytes]) -> Rows:
+        """Parse line by line: raises the error that says what is wrong where."""
+        kind = self.kind or "mooncake"  # without any row it does not matter
+        numbers: list[int] = []
+        columns: list[list[Any]] = [[], [], []]
+        counts: list[int] = []
+        ids: list[Any] = []
+        optional: dict[str, list[Any]] = {name: [] for name in OPTIONAL}
+        for number, line in enumerate(lines, before + 1):
+            if not line.strip():
+                continue
+            row = self._object(number, line)
+            numbers.append(number)
+            columns[0].append(self._field(row, TIME[kind], number, _real, "a finite number"))
+            for column, name in zip(columns[1:], ("input_length", "output_length"), strict=True):
+                column.append(self._field(row, name, number, _whole, "a whole number"))
+            wanted, check = (
+                ("a list of whole numbers of at most 64 bits", _all_ids)
+                if kind == "mooncake"
+                else ("a list of pairs [id, length] of whole numbers", _all_pairs)
+            )
+            content = self._field(row, CONTENT[kind], number, check, wanted)
+            counts.append(len(content))
+            ids += content
+            for name in OPTIONAL:
+                value = row.get(name)
+                if value is not None:
+                    if name in NUMBERS:
+                        self._field(row, name, number, _whole, "a whole number")
+                    else:
+                        self._field(row, name, number, _name, "a string or a whole number")
+                optional[name].append(value)
+        self._learn(optional)
+        flat, lens = ids, None
+        if kind == "segments":
+            flat, lens = [pair[0] for pair in ids], np.array([pair[1] for pair in ids], np.int64)
+        small = all(-(2**63) <= i < 2**63 for i in flat)
+        return Rows(
+            np.array(numbers, np.int64),
+            np.array(columns[0], np.float64),
+            np.array(columns[1], np.int64),
+            np.array(columns[2], np.int64),
+            np.concatenate([[0], np.cumsum(np.array(counts, np.int64))]).astype(np.int64),
+            np.array(flat, np.int64 if small else object),
+            lens,
+            {name: values for name, values in optional.items() if any(v is not None for v in values)},
+        )
+
+    def _object(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            text = line[:40].decode("utf-8", "replace").strip()
+            reason = str(error).partition(":")[0]
+            raise self._error(number, f"not JSON ({reason}): {text!r}", "mend or delete the line") from None
+        if not isinstance(row, dict):
+            raise self._error(number, f"not a JSON object but {_short(row)}", "a line is {…}")
+        return row
+
+    def _field(
+        self, row: dict[str, Any], name: str, number: int, check: Callable[[Any], bool], wanted: str
+    ) -> Any:
+        if name not in row:
+            near = "; set workload.format if the trace is of another kind"
+            raise self._error(number, f"{name} is missing", f"a row has {self._fields()}{near}")
+        if not check(row[name]):
+            raise self._error(number, f"{name} is {_short(row[name])}", f"it must be {wanted}")
+        return row[name]
+
+    def _fields(self) -> str:
+        kind = self.kind or "mooncake"
+        return f"{TIME[kind]}, input_length, output_length and {CONTENT[kind]}"
+
+    def _error(self, number: int, problem: str, remedy: str) -> WorkloadError:
+        return WorkloadError(f"{self.path}, line {number}: {problem}: {remedy}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def _real(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # False for NaN
+
+
+def _name(value: Any) -> bool:
+    return type(value) is str or _whole(value)
+
+
+def _all_ids(value: Any) -> bool:
+    return type(value) is list and all(type(i) is int and -(2**63) <= i < 2**64 for i in value)
+
+
+def _all_pairs(value: Any) -> bool:
+    return type(value) is list and all(_all_ids(p) and len(p) == 2 and _whole(p[1]) for p in value)

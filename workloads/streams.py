@@ -1,0 +1,30 @@
+"""Random streams seeded apart: each random quantity draws from its own generator."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class Stream(IntEnum):
+    """One number for each random quantity. Never renumber: the number is part of the seed."""
+
+    ARRIVALS = 0
+    THINK_TIMES = 1
+    GROUPS = 2
+    PREFIX_LEN = 3
+    SUFFIX_LEN = 4
+    OUTPUT_LEN = 5
+
+
+def generator(seed: np.random.SeedSequence, stream: Stream) -> np.random.Generator:
+    """Return the stream's own generator, at its start. Does not modify `seed`.
+
+    It is what `seed.spawn` would give as child number `stream`; spawn itself counts its calls
+    inside `seed`, so a second run with the same object would draw other numbers.
+    """
+    child = np.random.SeedSequence(
+        seed.entropy, spawn_key=(*seed.spawn_key, int(stream)), pool_size=seed.pool_size
+    )
+    return np.random.default_rng(child)
