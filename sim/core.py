@@ -155,6 +155,7 @@ class CountNames(NamedTuple):
     shape_squares: int = 48  # sum of q * q
     shape_cross: int = 49  # sum of q * c
     shape_context: int = 50  # sum of c
+    any_watched: int = 51  # whether any request is watched
 
 
 class ClockNames(NamedTuple):
@@ -168,6 +169,7 @@ class ClockNames(NamedTuple):
     usage: int = 6  # used blocks x time
     itl_sum: int = 7
     itl_sum_squares: int = 8
+    wake: int = 9  # when the engine wants to go on
 
 
 R = RequestColumns()

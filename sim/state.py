@@ -141,6 +141,14 @@ class State:
         requests[R.status, slots] = np.where(refused, REFUSED, WAITING)
         return slots
 
+    def vacate(self, slot: int) -> None:
+        """Give back the slot of a loaded request that never arrives at the scheduler."""
+        core = self.core
+        core.requests[R.request_id, slot] = -1
+        core.requests[R.status, slot] = VACANT
+        core.queues[Q.vacant, core.count[K.vacant_slots]] = slot
+        core.count[K.vacant_slots] += 1
+
     def store_segments(self, batch: Batch) -> Ints:
         """Append a batch's segments, dropping those of ended requests when room lacks; returns row starts."""
         k = len(batch.segment_id)

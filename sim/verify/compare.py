@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from sim.blocks import B, FREE, TAKEN_LOGGED, free_order
+from sim import blocks
+from sim._jit import entry
+from sim.blocks import FREE, TAKEN_LOGGED, B
 from sim.chains import C
 from sim.core import Core
 from sim.verify.contents import crc
+
+free_order = entry(blocks.free_order)
 
 
 class Mismatch(Exception):

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from sim.blocks import B, forget, reset_prefix_cache
-from sim.caches.apc import allocate_slots, free, get_computed_blocks, leave_seat, take_seat
+from sim import blocks
+from sim._jit import entry
+from sim.blocks import B
+from sim.caches import apc
 from sim.chains import C
 from sim.core import NO_SEAT, PREEMPTED, RUNNING, WAITING, EngineConfig, K, R
 from sim.state import State
@@ -15,6 +17,14 @@ from sim.verify.compare import compare, drain_taken, free_queue, pool_state
 from sim.verify.contents import Contents, crc, known_tokens
 
 VOCABULARY = 99991
+
+forget = entry(blocks.forget)
+reset_prefix_cache = entry(blocks.reset_prefix_cache)
+take_seat = entry(apc.take_seat)
+leave_seat = entry(apc.leave_seat)
+get_computed_blocks = entry(apc.get_computed_blocks)
+allocate_slots = entry(apc.allocate_slots)
+free = entry(apc.free)
 
 
 class ManagerReplay:

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.blocks import reset_prefix_cache
+import numpy as np
+
+from sim import blocks, scheduler, update, waiting
+from sim._jit import entry
 from sim.chains import NO_ROOM
-from sim.core import WAITING, EngineConfig, K, Q, R, S
-from sim.scheduler import schedule
+from sim.core import WAITING, EngineConfig, K, Q, R, S, T
 from sim.state import State
-from sim.update import BY_LENGTH, BY_STOP_TOKEN, abort_request, update_from_output
+from sim.update import BY_LENGTH, BY_STOP_TOKEN
 from sim.verify.compare import compare, drain_taken, pool_state
 from sim.verify.contents import Contents, crc, known_tokens
-from sim.waiting import add_request, goes_before
 
 VOCABULARY = 99991
+
+schedule = entry(scheduler.schedule)
+update_from_output = entry(update.update_from_output)
+abort_request = entry(update.abort_request)
+add_request = entry(waiting.add_request)
+reset_prefix_cache = entry(blocks.reset_prefix_cache)
 STOP_TOKEN = 2
 STATISTICS = (K.num_admissions, K.queries, K.hits, K.num_readmissions, K.preempted_queries, K.preempted_hits)
 
@@ -74,14 +81,9 @@ class SchedulerReplay:
     def waiting(self) -> list[int]:
         """Slots in the order they will be scheduled."""
         core = self.state.core
-        slots = core.queues[Q.waiting, : self.count(K.num_waiting)].tolist()
-        ordered: list[int] = []
-        for slot in slots:  # the heap is a handful of requests from sorted; insertion is enough
-            place = len(ordered)
-            while place > 0 and goes_before(core, slot, ordered[place - 1]):
-                place -= 1
-            ordered.insert(place, slot)
-        return ordered
+        slots = core.queues[Q.waiting, : self.count(K.num_waiting)]
+        by_class, by_time = core.requests[R.wait_class, slots], core.times[T.wait_time, slots]
+        return slots[np.lexsort((core.requests[R.rank, slots], by_time, by_class))].tolist()  # type: ignore[no-any-return]
 
     def schedule(self) -> dict[str, Any]:
         """Schedule a step into a free row; returns everything it decided."""
@@ -230,8 +232,10 @@ def engine_call(
 def add_recorded(replay: SchedulerReplay, request: dict[str, Any], rank: int) -> None:
     """Let a recorded request arrive with the tokens its model emitted."""
     prompt = [t for s, n in request["segs"] for t in known_tokens(s, n, VOCABULARY)]
-    outputs = known_tokens(request["oseg"], request["out"], VOCABULARY)
-    if request["stop"]:
+    # a request that max_model_len ends never gets to its last outputs
+    possible = replay.config.max_model_len - len(prompt) + 1
+    outputs = known_tokens(request["oseg"], min(request["out"], possible), VOCABULARY)
+    if request["stop"] and request["out"] <= possible:
         outputs[-1] = STOP_TOKEN
     replay.add(
         request["id"],

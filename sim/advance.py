@@ -1,0 +1,162 @@
+"""Fast-forward: many engine steps in one compiled call, up to the next outside event.
+
+The timing is cost-model.md's: a synchronous engine schedules, runs and updates one step after the
+other; an asynchronous one (v1/engine/core.EngineCore.step_with_batch_queue, two deep) schedules
+step k + 2 at the end of step k, while k + 1 runs, which hides its CPU time.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sim._jit import verb
+from sim.blocks import FREE
+from sim.chains import NO_ROOM
+from sim.core import Core, K, Q, R, S, T, W
+from sim.cost import StepCost, cpu_time, gpu_time
+from sim.scheduler import schedule
+from sim.update import update_from_output
+from sim.waiting import add_request
+
+# why `advance` returns
+IDLE, WAIT, NOTIFY, GROW = range(4)
+
+
+@verb
+def advance(core: Core, cost: StepCost, now: float, horizon: float) -> int:
+    """Run the engine from `now` until something outside could matter; says why it stopped.
+
+    `horizon` is the next outside event's time, after `now`. IDLE: nothing to do before
+    clock[W.wake] (infinite: before an arrival). WAIT: a step ends at clock[W.wake], at or after
+    the horizon, or watched requests may end in it; it is scheduled and not yet updated, so call
+    again at that time, once all outside events of that instant are done. NOTIFY: watched requests
+    ended now; call again at the same time after telling. GROW: grow the chain tree, then call
+    again. A smaller horizon changes no result.
+    """
+    count = core.count
+    clock = core.clock
+    clock[W.now] = now
+    depth = 2 if core.config.async_scheduling else 1
+    room = core.record_ints.shape[0] - core.config.max_num_seqs
+    while True:
+        oldest = count[K.oldest_step]
+        if count[K.steps_in_flight] > 0 and clock[W.step_end + oldest] <= now:
+            note_concurrency(core)
+            update_from_output(core, oldest)
+            count[K.steps_in_flight] -= 1
+            count[K.oldest_step] = oldest = 1 - oldest
+            if count[K.num_watched] > 0:
+                return NOTIFY
+        next_ready = take_in_arrivals(core, cost, now)
+        while count[K.steps_in_flight] < depth and count[K.num_running] + count[K.num_waiting] > 0:
+            row = oldest if count[K.steps_in_flight] == 0 else 1 - oldest
+            size = schedule(core, row)
+            if size == NO_ROOM:
+                return GROW
+            if size == 0:
+                break
+            start_step(core, cost, row, size, now)
+        if count[K.steps_in_flight] == 0:
+            assert count[K.num_running] + count[K.num_waiting] == 0
+            clock[W.wake] = next_ready
+            return IDLE
+        end = clock[W.step_end + oldest]
+        if end >= horizon or count[K.step_watched + oldest] or count[K.num_records] > room:
+            clock[W.wake] = end
+            return WAIT
+        now = end
+        clock[W.now] = now
+
+
+@verb
+def take_in_arrivals(core: Core, cost: StepCost, now: float) -> float:
+    """Move the arrivals that the front end has finished by `now` into the waiting queue, in order.
+
+    One front-end thread hashes and queues prompts one after the other. Returns when the next will
+    be ready, infinity if there is none.
+    """
+    count = core.count
+    clock = core.clock
+    times = core.times
+    while count[K.taken_in] < count[K.arrived]:
+        slot = core.queues[Q.arrivals, count[K.taken_in]]
+        if math.isnan(times[T.ready_time, slot]):
+            blocks = 0
+            if core.config.enable_prefix_caching:
+                blocks = core.requests[R.prompt_len, slot] // core.config.block_size
+            begin = max(times[T.arrival_time, slot], clock[W.front_end_free])
+            ready = begin + (cost.front_end_us + cost.hash_us_per_block * blocks) * 1e-6
+            times[T.ready_time, slot] = ready
+            clock[W.front_end_free] = ready
+        if times[T.ready_time, slot] > now:
+            return times[T.ready_time, slot]
+        add_request(core, slot)
+        count[K.taken_in] += 1
+    count[K.taken_in] = 0
+    count[K.arrived] = 0
+    return math.inf
+
+
+@verb
+def start_step(core: Core, cost: StepCost, row: int, size: int, now: float) -> None:
+    """Put a scheduled step in flight and note when it ends."""
+    count = core.count
+    clock = core.clock
+    num_tokens = count[K.shape_tokens] + count[K.shape_decodes]
+    gpu = gpu_time(
+        cost,
+        num_tokens,
+        count[K.shape_outputs],
+        count[K.shape_decodes],
+        count[K.shape_decode_kv],
+        count[K.shape_prefills],
+        count[K.shape_tokens],
+        count[K.shape_squares],
+        count[K.shape_cross],
+        count[K.shape_context],
+    )
+    cpu = cpu_time(cost, size)
+    if core.config.async_scheduling:
+        begin = now
+        if count[K.steps_in_flight] > 0:
+            begin = max(now, clock[W.step_end + 1 - row])
+        duration = max(gpu, cpu)
+    else:
+        begin = now
+        duration = gpu + cpu
+    clock[W.step_end + row] = begin + duration
+    count[K.step_watched + row] = 0
+    if count[K.any_watched]:
+        count[K.step_watched + row] = may_end_watched(core, row)
+    count[K.steps_in_flight] += 1
+    used = core.pool.blocks.shape[1] - 1 - core.pool.count[FREE]
+    count[K.max_blocks_used] = max(count[K.max_blocks_used], used)
+    clock[W.usage] += used * duration
+    clock[W.busy] += duration
+    count[K.num_steps] += 1
+    count[K.num_scheduled_tokens] += num_tokens
+    count[K.num_scheduled_seqs] += size
+    count[K.num_running_sum] += count[K.num_running]
+    count[K.max_num_running] = max(count[K.max_num_running], count[K.num_running])
+    note_concurrency(core)
+
+
+@verb
+def may_end_watched(core: Core, row: int) -> bool:
+    """Whether a watched request of the step is within two tokens of its end (to be safe, in async)."""
+    requests = core.requests
+    for i in range(core.count[K.step_size + row]):
+        slot = core.steps[S.slot, row, i]
+        if requests[R.watched, slot]:
+            end = min(requests[R.prompt_len, slot] + requests[R.output_len, slot], core.config.max_model_len)
+            if requests[R.num_tokens, slot] + 2 >= end:
+                return True
+    return False
+
+
+@verb
+def note_concurrency(core: Core) -> None:
+    """Keep the largest number of requests in the system."""
+    count = core.count
+    inside = count[K.num_running] + count[K.num_waiting] + count[K.arrived] - count[K.taken_in]
+    count[K.max_concurrent] = max(count[K.max_concurrent], inside)

@@ -1,0 +1,268 @@
+"""SimPy processes: the engine, the arrivals of an open loop, the clients of a closed one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from simpy.events import Event
+
+from sim import advance as fast_forward
+from sim._jit import entry
+from sim.advance import GROW, IDLE, NOTIFY
+from sim.blocks import EVICTIONS
+from sim.clock import Clock
+from sim.core import REFUSED, EngineConfig, K, R, T, W
+from sim.cost import StepCost
+from sim.request import Batch, Ints
+from sim.state import State
+from sim.update import BY_REFUSAL
+
+advance = entry(fast_forward.advance)
+
+Process = Generator[Event, Any, None]
+Records = dict[str, npt.NDArray[Any]]
+INT_FIELDS = (
+    "request_id", "session_id", "tenant", "prefix_group", "prompt_len", "output_len", "num_cached_tokens",
+    "num_preemptions",
+)  # fmt: skip
+FLOAT_FIELDS = ("arrival_time", "scheduled_time", "first_token_time", "finish_time")
+ROWS = 4096  # ended requests collected between two deliveries
+
+
+class Totals(NamedTuple):
+    """What a run adds up to; times in seconds."""
+
+    num_steps: int
+    num_scheduled_tokens: int
+    num_scheduled_seqs: int
+    num_running_sum: int  # over steps
+    max_num_running: int
+    max_concurrent_requests: int
+    prefix_cache_queries: int  # tokens of first admissions
+    prefix_cache_hits: int
+    preempted_queries: int  # of admissions after a preemption
+    preempted_hits: int
+    num_admissions: int
+    num_readmissions: int
+    num_preemptions: int
+    num_evictions: int
+    num_lookups: int
+    busy_time: float  # sum of step durations
+    last_time: float  # end of the last step
+    itl_histogram: Ints  # inter-token latencies, see sim/histogram.py
+    itl_count: int
+    itl_sum: float
+    itl_sum_squares: float
+    max_blocks_used: int
+    usage_time: float  # used blocks x step durations
+
+
+class Engine:
+    """One vLLM engine as a SimPy process around `advance`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        config: EngineConfig,
+        cost: StepCost,
+        on_records: Callable[[Records], None],
+        horizon: Callable[[Clock], float],
+    ) -> None:
+        self.clock = clock
+        self.state = State(config, num_records=ROWS + config.max_num_seqs)
+        self.cost = cost
+        self.on_records = on_records
+        self.horizon = horizon
+        self.num_done = 0
+        self.progress: Callable[[int, float], None] | None = None
+        self.asleep: Event | None = None
+        self.refused: set[int] = set()
+        self.watchers: dict[int, Event] = {}  # by request id
+        clock.process(self.run())
+
+    def run(self) -> Process:
+        """Work while there is work: schedule, let the time pass, update; else sleep."""
+        clock, cost = self.clock, self.cost
+        now = 0.0
+        while True:
+            core = self.state.core
+            reason = advance(core, cost, now, self.horizon(clock))
+            if core.count[K.num_records] >= ROWS:
+                self.deliver()
+            if reason == GROW:
+                self.state.grow_tree()
+                continue
+            if reason == NOTIFY:
+                self.tell_watchers()
+                yield clock.wake_at(now)
+                continue
+            wake = float(core.clock[W.wake])
+            if reason == IDLE and wake == math.inf:
+                self.asleep = clock.event()
+                yield self.asleep
+                now = clock.now
+            else:
+                yield clock.wake_at(wake)
+                now = wake
+
+    def load(self, batch: Batch) -> list[int]:
+        """Bring a batch into the engine's columns; returns the slots, to be submitted on arrival."""
+        slots = self.state.load(batch)
+        self.refused.update(slots[self.state.core.requests[R.status, slots] == REFUSED].tolist())
+        return slots.tolist()  # type: ignore[no-any-return]
+
+    def submit(self, slot: int) -> None:
+        """A loaded request arrives now."""
+        if slot in self.refused:
+            self.refuse(slot)
+            return
+        self.state.arrive(slot)
+        if self.asleep is not None:
+            self.clock.wake_now(self.asleep)
+            self.asleep = None
+
+    def submit_watched(self, slot: int) -> Event:
+        """A loaded request arrives now; the event happens when it ends."""
+        done = self.clock.event()
+        core = self.state.core
+        core.times[T.arrival_time, slot] = self.clock.now
+        if slot in self.refused:
+            self.refuse(slot)
+            return done.succeed()
+        core.requests[R.watched, slot] = 1
+        core.count[K.any_watched] = 1
+        self.watchers[int(core.requests[R.request_id, slot])] = done
+        self.submit(slot)
+        return done
+
+    def tell_watchers(self) -> None:
+        """Let those go on who waited for requests that have ended."""
+        core = self.state.core
+        for request_id in core.watched[: core.count[K.num_watched]].tolist():
+            self.watchers.pop(request_id).succeed()
+        core.count[K.num_watched] = 0
+
+    def refuse(self, slot: int) -> None:
+        """Record a request that can never run, and vacate its slot."""
+        self.refused.discard(slot)
+        core = self.state.core
+        chunk = {name: core.requests[getattr(R, name), slot : slot + 1].copy() for name in INT_FIELDS[:5]}
+        chunk |= {name: np.zeros(1, np.int64) for name in INT_FIELDS[5:]}
+        chunk["refused"] = np.ones(1, np.int64)
+        chunk["arrival_time"] = core.times[T.arrival_time, slot : slot + 1].copy()
+        chunk |= {name: np.full(1, np.nan) for name in FLOAT_FIELDS[1:]}
+        self.state.vacate(slot)
+        self.num_done += 1
+        self.on_records(chunk)
+
+    def deliver(self) -> None:
+        """Hand the collected records on."""
+        core = self.state.core
+        n = int(core.count[K.num_records])
+        ints, floats = core.record_ints[:n].copy(), core.record_floats[:n].copy()
+        core.count[K.num_records] = 0
+        self.num_done += n
+        if self.progress is not None:
+            self.progress(self.num_done, self.clock.now)
+        chunk: Records = {name: ints[:, i] for i, name in enumerate(INT_FIELDS)}
+        chunk["refused"] = (ints[:, len(INT_FIELDS)] == BY_REFUSAL).astype(np.int64)
+        chunk |= {name: floats[:, i] for i, name in enumerate(FLOAT_FIELDS)}
+        self.on_records(chunk)
+
+    def totals(self) -> Totals:
+        """The run's sums so far."""
+        core = self.state.core
+        count, clock = core.count, core.clock
+
+        def number(index: int) -> int:
+            return int(count[index])
+
+        return Totals(
+            num_steps=number(K.num_steps),
+            num_scheduled_tokens=number(K.num_scheduled_tokens),
+            num_scheduled_seqs=number(K.num_scheduled_seqs),
+            num_running_sum=number(K.num_running_sum),
+            max_num_running=number(K.max_num_running),
+            max_concurrent_requests=number(K.max_concurrent),
+            prefix_cache_queries=number(K.queries),
+            prefix_cache_hits=number(K.hits),
+            preempted_queries=number(K.preempted_queries),
+            preempted_hits=number(K.preempted_hits),
+            num_admissions=number(K.num_admissions),
+            num_readmissions=number(K.num_readmissions),
+            num_preemptions=number(K.num_preemptions),
+            num_evictions=int(core.pool.count[EVICTIONS]),
+            num_lookups=number(K.num_lookups),
+            busy_time=float(clock[W.busy]),
+            last_time=float(clock[W.last_update]),
+            itl_histogram=core.itl_histogram,
+            itl_count=number(K.itl_count),
+            itl_sum=float(clock[W.itl_sum]),
+            itl_sum_squares=float(clock[W.itl_sum_squares]),
+            max_blocks_used=number(K.max_blocks_used),
+            usage_time=float(clock[W.usage]),
+        )
+
+
+def arrivals(clock: Clock, engine: Engine, batches: Iterator[Batch]) -> Process:
+    """Open loop: each request arrives at its time, whatever the engine does."""
+    for batch in batches:
+        slots = engine.load(batch)
+        for slot, time in zip(slots, batch.arrival_time.tolist(), strict=True):
+            if time > clock.now:
+                yield clock.at(time)
+            engine.submit(slot)
+
+
+def loaded_slots(engine: Engine, batches: Iterator[Batch]) -> Iterator[int]:
+    """The slots of all requests in order, loaded a batch at a time."""
+    for batch in batches:
+        yield from engine.load(batch)
+
+
+def client(clock: Clock, engine: Engine, slots: Iterator[int], think_times: Iterator[float]) -> Process:
+    """One user of a closed loop: send the next request, wait for its end, think, repeat."""
+    for slot in slots:
+        yield engine.submit_watched(slot)
+        think = next(think_times)
+        if think > 0:
+            yield clock.at(clock.now + think)
+
+
+def simulate(
+    batches: Iterator[Batch],
+    config: EngineConfig,
+    cost: StepCost,
+    *,
+    on_records: Callable[[Records], None],
+    concurrency: int | None = None,
+    think_times: Iterator[float] | None = None,
+    progress: Callable[[int, float], None] | None = None,
+    horizon: Callable[[Clock], float] = Clock.horizon,
+) -> Totals:
+    """Run requests through one engine until all have ended.
+
+    Open loop: requests arrive at their arrival_time. With `concurrency`, so many users send them
+    in order, each the next one when its former has ended and it has thought for the next of
+    `think_times` seconds. `on_records` gets columns of ended or refused requests (INT_FIELDS,
+    FLOAT_FIELDS, "refused") in order of their end, NaN where a time does not exist. `progress` is
+    told requests done and simulated seconds. `horizon` says how far an engine may run ahead;
+    anything up to Clock.horizon gives the same results.
+    """
+    clock = Clock()
+    engine = Engine(clock, config, cost, on_records, horizon)
+    if concurrency is None:
+        clock.process(arrivals(clock, engine, batches))
+    else:
+        slots = loaded_slots(engine, batches)
+        thinking = think_times if think_times is not None else iter(lambda: 0.0, None)
+        for _ in range(concurrency):
+            clock.process(client(clock, engine, slots, thinking))
+    engine.progress = progress
+    clock.run()
+    engine.deliver()
+    return engine.totals()
