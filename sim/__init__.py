@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Batch": "sim.request",
     "Calibration": "sim.cost",
-    "EngineConfig": "sim.scheduler",
+    "EngineConfig": "sim.core",
     "StepCost": "sim.cost",
     "Totals": "sim.engine",
     "block_hashes": "sim.hashing",

@@ -27,7 +27,7 @@ class Clock(simpy.Environment):
     """The environment. It knows the next outside event, so that an engine can run ahead to it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(initial_time=0.0)
         self._outside: list[float] = []  # times of coming events that are not engine wake-ups
 
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: SimTime = 0) -> None:

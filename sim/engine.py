@@ -10,18 +10,15 @@ import numpy as np
 import numpy.typing as npt
 from simpy.events import Event
 
-from sim import advance as fast_forward
-from sim._jit import entry
 from sim.advance import GROW, IDLE, NOTIFY
 from sim.blocks import EVICTIONS
+from sim.boundary import advance_from_python, flatten
 from sim.clock import Clock
 from sim.core import REFUSED, EngineConfig, K, R, T, W
 from sim.cost import StepCost
 from sim.request import Batch, Ints
 from sim.state import State
 from sim.update import BY_REFUSAL
-
-advance = entry(fast_forward.advance)
 
 Process = Generator[Event, Any, None]
 Records = dict[str, npt.NDArray[Any]]
@@ -86,11 +83,15 @@ class Engine:
 
     def run(self) -> Process:
         """Work while there is work: schedule, let the time pass, update; else sleep."""
-        clock, cost = self.clock, self.cost
+        clock = self.clock
         now = 0.0
+        core = self.state.core
+        arguments = flatten(core, self.cost)
         while True:
-            core = self.state.core
-            reason = advance(core, cost, now, self.horizon(clock))
+            if self.state.core is not core:  # it has grown
+                core = self.state.core
+                arguments = flatten(core, self.cost)
+            reason = advance_from_python(now, self.horizon(clock), *arguments)
             if core.count[K.num_records] >= ROWS:
                 self.deliver()
             if reason == GROW:

@@ -1,0 +1,62 @@
+"""Why each block of a request was or was not a hit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from sim.explain.events import Board, Looked, Verdict
+from sim.explain.tokens import NONE_HASH
+
+
+def judge(
+    tokens: Sequence[int],
+    hashes: Sequence[bytes],
+    num_hits: int,
+    board: Board,
+    once_cached: Collection[bytes],
+    *,
+    block_size: int,
+    caching: bool,
+) -> Iterator[Looked]:
+    """Explain a lookup that found `num_hits` blocks when the board was `board`.
+
+    `tokens` are the request's known tokens (its outputs too after a preemption), `hashes` those of
+    its full blocks, `once_cached` every hash that has ever been in the table.
+    """
+    limit = (len(tokens) - 1) // block_size
+    for i, start in enumerate(range(0, len(tokens), block_size)):
+        own = tuple(tokens[start : start + block_size])
+        name = hashes[i] if i < len(hashes) else None
+        if not caching:
+            yield Looked(own, None, Verdict.CACHING_OFF)
+        elif name is None:
+            yield Looked(own, name, Verdict.NOT_FULL)
+        elif i < num_hits:
+            yield Looked(own, name, Verdict.HIT, board.hashes[name][0])
+        elif i > num_hits:
+            yield Looked(own, name, Verdict.AFTER_MISS)
+        elif name in board.hashes:
+            assert i >= limit, "a cached block was not found"
+            yield Looked(own, name, Verdict.LAST_TOKEN, board.hashes[name][0])
+        elif name in once_cached:
+            yield Looked(own, name, Verdict.EVICTED)
+        else:
+            yield _nearest(own, name, hashes[i - 1] if i else NONE_HASH, board)
+
+
+def _nearest(tokens: tuple[int, ...], name: bytes, parent: bytes, board: Board) -> Looked:
+    """The miss of a block, with the block that follows the same parent and agrees with it longest."""
+    best = Looked(tokens, name, Verdict.UNKNOWN)
+    for block, content in board.contents.items():
+        if content.parent != parent:
+            continue
+        common = 0
+        for mine, other in zip(tokens, content.tokens, strict=False):
+            if mine != other:
+                break
+            common += 1
+        if common > best.common:
+            unfinished = common == len(content.tokens)
+            verdict = Verdict.UNFINISHED if unfinished else Verdict.DIFFERS
+            best = Looked(tokens, name, verdict, block, common)
+    return best
