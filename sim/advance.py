@@ -14,6 +14,7 @@ from sim.blocks import FREE
 from sim.chains import NO_ROOM
 from sim.core import Core, K, Q, R, S, T, W
 from sim.cost import StepCost, cpu_time, gpu_time
+from sim.decode_run import run_decodes
 from sim.scheduler import schedule
 from sim.update import update_from_output
 from sim.waiting import add_request
@@ -48,6 +49,12 @@ def advance(core: Core, cost: StepCost, now: float, horizon: float) -> int:
             if count[K.num_watched] > 0:
                 return NOTIFY
         next_ready = take_in_arrivals(core, cost, now)
+        if depth == 1 and count[K.steps_in_flight] == 0:
+            later = run_decodes(core, cost, now, horizon, next_ready)
+            if later > now:
+                now = later
+                clock[W.now] = now
+                next_ready = take_in_arrivals(core, cost, now)
         while count[K.steps_in_flight] < depth and count[K.num_running] + count[K.num_waiting] > 0:
             row = oldest if count[K.steps_in_flight] == 0 else 1 - oldest
             size = schedule(core, row)

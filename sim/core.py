@@ -92,6 +92,7 @@ class QueueRows(NamedTuple):
     vacant: int = 4  # a stack of unused slots
     preempted: int = 5  # in the current step, in order
     admitted: int = 6  # in the current step, in order
+    due: int = 7  # by place in the running list, see decode_run
 
 
 class StepRows(NamedTuple):

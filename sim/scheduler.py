@@ -178,7 +178,7 @@ def schedule_waiting(core: Core, step: int) -> bool:
             queues[Q.aside, count[K.num_aside]] = remove_at(core, 0)
             count[K.num_aside] += 1
             continue
-        if is_still_blocked(core, slot):
+        if is_still_blocked(core, slot, 0):
             break
         if requests[R.seat, slot] == NO_SEAT and not take_seat(core, slot):
             return False
@@ -270,12 +270,12 @@ def note_blocked(core: Core, slot: int, num_hit: int) -> None:
 
 
 @verb
-def is_still_blocked(core: Core, slot: int) -> bool:
+def is_still_blocked(core: Core, slot: int, coming_changes: int) -> bool:
     """Whether the head that was refused cannot fit yet, without looking it up.
 
     Its need is its whole length less the hit blocks that others hold. Since the refusal nobody
     was admitted, so such blocks can only have become more by content cached since, one for each,
-    or by an end of the hit that is now cached.
+    or by an end of the hit that is now cached. `coming_changes` such changes are allowed for.
     """
     count = core.count
     requests = core.requests
@@ -297,6 +297,7 @@ def is_still_blocked(core: Core, slot: int) -> bool:
         return False
     whole = (min(num_tokens, core.config.max_model_len) + block_size - 1) // block_size
     pinned = count[K.blocked_pinned] + core.pool.count[CONTENT_CHANGES] - count[K.blocked_changes]
+    pinned += coming_changes
     watermark = watermark_blocks(core, slot, count[K.num_running] > 0)
     return whole - pinned + watermark > core.pool.count[FREE]
 

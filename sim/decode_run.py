@@ -1,0 +1,126 @@
+"""Runs of pure decode steps: nobody arrives, ends or prefills, so only block boundaries need work.
+
+Between them a step is one addition to the clock. The results are those of `schedule` and
+`update_from_output` step by step, to the last bit: the same sums in the same order.
+"""
+
+from __future__ import annotations
+
+from sim._jit import verb
+from sim.blocks import FREE
+from sim.caches.apc import allocate_slots
+from sim.core import Core, K, Q, R, T, W
+from sim.cost import StepCost, cpu_time, gpu_time
+from sim.scheduler import is_still_blocked
+from sim.update import add_latencies
+
+NEVER = 1 << 62
+
+
+@verb
+def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_ready: float) -> float:
+    """Take as many decode steps as end before `horizon` and start before `next_ready`.
+
+    For a synchronous engine with no step in flight. Leaves the rest to `schedule`: steps in which
+    a request ends, prefills or is preempted, or the waiting queue may move. Returns the new time.
+    """
+    count = core.count
+    clock = core.clock
+    requests = core.requests
+    times = core.times
+    running = core.queues[Q.running]
+    due = core.queues[Q.due]  # by place in the running list: the step at which it meets its edge
+    n = count[K.num_running]
+    if n == 0 or n > core.config.max_num_batched_tokens:
+        return now
+    waits = count[K.num_waiting] > 0 and n < core.config.max_num_seqs
+    if waits and core.config.max_loras > 0:
+        return now
+    head = core.queues[Q.waiting, 0] if waits else -1
+    steps = NEVER
+    first_due = NEVER
+    decode_kv = 0
+    before = clock[W.last_update]
+    for i in range(n):
+        slot = running[i]
+        computed = requests[R.num_computed, slot]
+        num_tokens = requests[R.num_tokens, slot]
+        if num_tokens - computed != 1 or times[T.last_token_time, slot] != before:
+            return now
+        end = min(requests[R.prompt_len, slot] + requests[R.output_len, slot], core.config.max_model_len)
+        steps = min(steps, end - num_tokens - 1)
+        due[i] = requests[R.edge, slot] - 1 - computed
+        first_due = min(first_due, due[i])
+        decode_kv += computed + 1
+    done = 0
+    used = core.pool.blocks.shape[1] - 1 - core.pool.count[FREE]
+    while done < steps and now < next_ready:
+        duration = gpu_time(cost, n, n, n, decode_kv, 0, 0, 0, 0, 0) + cpu_time(cost, n)
+        if now + duration >= horizon:
+            break
+        if waits and not is_still_blocked(core, head, n if first_due <= done else 0):
+            break
+        if first_due <= done:
+            if not meet_edges(core, done, n, head):
+                break
+            first_due = NEVER
+            for i in range(n):
+                first_due = min(first_due, due[i])
+            used = core.pool.blocks.shape[1] - 1 - core.pool.count[FREE]
+            count[K.max_blocks_used] = max(count[K.max_blocks_used], used)
+        clock[W.usage] += used * duration
+        clock[W.busy] += duration
+        now = now + duration
+        add_latencies(core, now - before, n)
+        before = now
+        decode_kv += n
+        done += 1
+    if done > 0:
+        count[K.num_steps] += done
+        count[K.num_scheduled_tokens] += n * done
+        count[K.num_scheduled_seqs] += n * done
+        count[K.num_running_sum] += n * done
+        count[K.max_num_running] = max(count[K.max_num_running], n)
+        count[K.finished_unflushed] = 0
+        clock[W.last_update] = now
+        for i in range(n):
+            slot = running[i]
+            requests[R.num_computed, slot] += done
+            requests[R.num_tokens, slot] += done
+            times[T.last_token_time, slot] = now
+    return now
+
+
+@verb
+def meet_edges(core: Core, done: int, n: int, head: int) -> bool:
+    """Take or register the blocks that the run's step number `done` needs, in running order.
+
+    False, with nothing changed, if the free blocks might not suffice, or if a block would complete
+    the content that the waiting queue's head (-1: none) misses first.
+    """
+    requests = core.requests
+    running = core.queues[Q.running]
+    due = core.queues[Q.due]
+    missing = 0
+    if head >= 0 and core.config.enable_prefix_caching:
+        missing = core.seat_chains[requests[R.seat, head], core.count[K.blocked_hit]]
+    meeting = 0
+    for i in range(n):
+        if due[i] <= done:
+            meeting += 1
+            slot = running[i]
+            next_chain = core.seat_chains[requests[R.seat, slot], requests[R.num_cached_blocks, slot]]
+            if missing != 0 and next_chain == missing:
+                return False
+    if meeting > core.pool.count[FREE]:
+        return False
+    for i in range(n):
+        if due[i] <= done:
+            slot = running[i]
+            requests[R.num_computed, slot] += done
+            requests[R.num_tokens, slot] += done
+            allocate_slots(core, slot, 1, 0, 0, False, 0, False)
+            requests[R.num_computed, slot] -= done
+            requests[R.num_tokens, slot] -= done
+            due[i] = requests[R.edge, slot] - 1 - requests[R.num_computed, slot]
+    return True
