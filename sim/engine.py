@@ -96,6 +96,7 @@ class Engine:
                 self.deliver()
             if reason == GROW:
                 self.state.grow_tree()
+                now = float(core.clock[W.now])  # it may have run ahead
                 continue
             if reason == NOTIFY:
                 self.tell_watchers()

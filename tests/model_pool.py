@@ -13,9 +13,9 @@ from collections import OrderedDict
 def tokens_of(segments: list[tuple[int, int]]) -> list[int]:
     """The tokens of a request's segments (id, length).
 
-    As unlike as two segments must be, and no more: only their first tokens differ.
+    As unlike as two segments must be, and no more: only their first tokens differ (ids above -1000).
     """
-    return [-1 - segment if j == 0 else j for segment, length in segments for j in range(length)]
+    return [-1000 - segment if j == 0 else j for segment, length in segments for j in range(length)]
 
 
 class Names:

@@ -1,4 +1,4 @@
-"""Chain ids: equal exactly where the tokens so far, and the namespace, are equal; nothing is kept for ever."""
+"""Chain ids: equal exactly where the tokens so far and the namespace are equal; none is kept for ever."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Namer:
         self.block_size = block_size
         self.tree = new_tree(4096, 4096, 16) if tree is None else tree
 
-    def name(self, segments: Segments, namespace: int = 0, max_tokens: int = 1 << 30) -> tuple[list[int], int]:
+    def name(
+        self, segments: Segments, namespace: int = 0, max_tokens: int = 1 << 30
+    ) -> tuple[list[int], int]:
         """The chain ids, and the node that the request now holds (or NO_ROOM)."""
         table = np.array([(7, 7), *segments], np.int64).T.copy()  # as if behind another request's
         total = min(sum(n for _, n in segments), max_tokens)
@@ -130,7 +132,9 @@ def test_memory_follows_live_content() -> None:
     assert namer.tree.count[NODES_USED] == 1 + 2
 
 
-@pytest.mark.parametrize(("num_chains", "num_nodes"), [(9, 100), (100, 4), (5, 100), (100, 2), (100, 1), (1, 100)])
+@pytest.mark.parametrize(
+    ("num_chains", "num_nodes"), [(9, 100), (100, 4), (5, 100), (100, 2), (100, 1), (1, 100)]
+)
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_walk_without_room_changes_nothing(num_chains: int, num_nodes: int, shared: bool) -> None:
     namer = Namer(4, new_tree(num_chains, num_nodes, 16))

@@ -18,6 +18,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from model_pool import ModelManager, ModelRequest, Names, tokens_of
 
 from sim import blocks, update
 from sim._jit import entry
@@ -28,8 +29,6 @@ from sim.core import NO_SEAT, PREEMPTED, RUNNING, WAITING, EngineConfig, K, R
 from sim.request import make_batch
 from sim.state import State
 from sim.verify.compare import drain_taken
-
-from model_pool import ModelManager, ModelRequest, Names, tokens_of
 
 forget = entry(blocks.forget)
 reset_prefix_cache = entry(blocks.reset_prefix_cache)
@@ -89,7 +88,9 @@ class Driver:
             table_len=self.longest // self.block_size,
         )
         # next to no room, so that growing and compacting happen in the middle of the work
-        self.state.core = self.state.core._replace(tree=new_tree(2, 2, 4), segments=np.zeros((2, 1), np.int64))
+        self.state.core = self.state.core._replace(
+            tree=new_tree(2, 2, 4), segments=np.zeros((2, 1), np.int64)
+        )
         self.names = Names()
         self.requests: dict[int, ModelRequest] = {}  # by slot
         self.segment_ids = 2 + choose(6)
@@ -365,7 +366,9 @@ class Driver:
         live = [node for node in range(1, int(tree.count[NODES_USED])) if node not in free_nodes]
         refs = Counter([ROOT])
         refs.update(nodes[N.parent][node] for node in live)
-        refs.update(int(core.requests[R.node, s]) for s in self.requests if core.requests[R.seat, s] != NO_SEAT)
+        refs.update(
+            int(core.requests[R.node, s]) for s in self.requests if core.requests[R.seat, s] != NO_SEAT
+        )
         refs.update(tree.chains[C.node, np.flatnonzero(tree.chains[C.block])].tolist())
         for node in [ROOT, *live]:
             assert nodes[N.refs][node] == refs[node] > 0

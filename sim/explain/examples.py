@@ -20,10 +20,10 @@ def fourteen_tokens() -> Walk:
         make_batch(
             [0.0, 1.0],
             prompt_len=[14, 14],
-            output_len=[3, 2],
+            output_len=[2, 3],
             segment_start=[0, 1, 3],
             segment_id=[R0_TEXT, R0_TEXT, R1_TAIL],
-            segment_len=[17, 10, 6],
+            segment_len=[16, 10, 7],
         )
     )
 

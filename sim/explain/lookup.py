@@ -1,9 +1,11 @@
-"""Why each block of a request was or was not a hit."""
+"""Why each block of a request was or was not a hit, and why a request still waits."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from sim.blocks import FREE
+from sim.core import Core, EngineConfig, K
 from sim.explain.events import Board, Looked, Verdict
 from sim.explain.tokens import NONE_HASH
 
@@ -60,3 +62,16 @@ def _nearest(tokens: tuple[int, ...], name: bytes, parent: bytes, board: Board) 
             verdict = Verdict.UNFINISHED if unfinished else Verdict.DIFFERS
             best = Looked(tokens, name, verdict, block, common)
     return best
+
+
+def why_waiting(core: Core, config: EngineConfig, head: int, num_tokens: int, preempted: bool) -> str:
+    """Why a step of `num_tokens` did not admit request `head`, the first of the waiting queue."""
+    if preempted:
+        return "a step that preempts admits nobody"
+    if core.count[K.num_running] >= config.max_num_seqs:
+        return f"max_num_seqs ({config.max_num_seqs}) requests run already"
+    if num_tokens >= config.max_num_batched_tokens:
+        return f"the step's budget of {config.max_num_batched_tokens} tokens is used up"
+    if core.count[K.blocked_request] == head:
+        return f"its blocks do not fit in the {core.pool.count[FREE]} free ones"
+    return "its whole prompt exceeds the budget left, or its LoRA adapter has no place"

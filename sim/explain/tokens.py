@@ -39,6 +39,15 @@ class Tokens:
         """Whether there are few enough tokens to draw each as a letter."""
         return len(self._signs) <= len(string.ascii_letters)
 
+    def legend(self) -> str:
+        """How `draw` draws."""
+        if self.one_letter_each:
+            return "Tokens are drawn as letters; as token ids, a is 0, b is 1, and so on."
+        return (
+            "A0-3 are the first four tokens of text A, which requests share where they have the same "
+            "text (_x4: four places without a token); token ids count from 0 through all texts."
+        )
+
     def of_pieces(self, pieces: Iterable[tuple[int, int, int]]) -> tuple[int, ...]:
         """The tokens of pieces of segments: (segment, tokens skipped, length)."""
         return tuple(

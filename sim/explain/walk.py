@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Generator, Iterator, Sequence
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 from sim import cost as step_cost
 from sim import scheduler, update, waiting
 from sim._jit import entry
-from sim.blocks import TAKEN_LOGGED, B
+from sim.blocks import EVICTIONS, TAKEN_LOGGED, B
 from sim.chains import NO_ROOM
 from sim.core import REFUSED, Core, EngineConfig, K, Q, R, S, T, W
 from sim.cost import StepCost
 from sim.explain.board import Request, draw_board, registered_between, table_of, taken_between
 from sim.explain.events import Admission, Arrival, Blocked, Board, Event, Finish, Output, Running
-from sim.explain.lookup import judge
+from sim.explain.lookup import judge, why_waiting
 from sim.explain.tokens import Tokens
+from sim.explain.traffic import Traffic
 from sim.request import Batch
 from sim.state import State
 
@@ -58,7 +58,10 @@ class Walk:
         think_times: Iterator[float] | None = None,
         max_steps: int = 1000,
     ) -> None:
-        """With `concurrency`, that many requests are sent at once and the others as users get free."""
+        """With `concurrency`, so many users each send the next request when their former one has ended.
+
+        `think_times` are theirs between the two, in seconds.
+        """
         self.config = config
         self.cost = cost
         self.max_steps = max_steps
@@ -69,14 +72,8 @@ class Walk:
         self.requests: dict[int, Request] = {}  # by request id
         for batch in batches:
             self._load(batch)
-        at_once = len(self.requests) if concurrency is None else concurrency
-        arrivals = [float(self.core.times[T.arrival_time, r.slot]) for r in self.requests.values()]
-        numbers = list(self.requests)
-        self.to_come = list(zip(arrivals, numbers, strict=True))[:at_once]  # (time, request id), a heap
-        self.unsent = numbers[at_once:]
-        self.think_times = think_times
-        self.front_end: list[tuple[float, float, int]] = []  # (time it is done, arrival time, request id)
-        self.front_end_free = 0.0
+        arrivals = [float(time) for batch in batches for time in batch.arrival_time]
+        self.traffic = Traffic(arrivals, concurrency, think_times)
         self.in_flight: list[InFlight] = []  # oldest first
         self.now = 0.0
         self.num_steps = 0
@@ -100,10 +97,23 @@ class Walk:
                     break
             if self.in_flight:
                 self.now = self.in_flight[0].end
-            elif self.front_end or self.to_come:
-                self.now = self.front_end[0][0] if self.front_end else self.to_come[0][0]
+            elif (wake := self.traffic.next_time()) is not None:
+                self.now = wake
             else:
                 return
+
+    def all_refused(self) -> bool:
+        """Whether no request can ever run (to be asked before the run)."""
+        slots = [request.slot for request in self.requests.values()]
+        return bool((self.core.requests[R.status, slots] == REFUSED).all())
+
+    def totals(self) -> str:
+        """The run's sums, in a sentence."""
+        count = self.core.count
+        text = f"In all: {count[K.hits]} of {count[K.queries]} prompt tokens hit"
+        if count[K.num_preemptions]:
+            text += f" (preempted {count[K.num_preemptions]} times)"
+        return f"{text}; cached blocks evicted: {self.core.pool.count[EVICTIONS]}; steps: {self.num_steps}."
 
     def _load(self, batch: Batch) -> None:
         slots = self.state.load(batch).tolist()
@@ -122,22 +132,18 @@ class Walk:
         return bool(self.core.count[K.num_running] + self.core.count[K.num_waiting] > 0)
 
     def _take_in_arrivals(self) -> Iterator[Arrival]:
-        """Pass arrivals through the front end, which hashes one prompt after the other."""
-        while self.to_come and self.to_come[0][0] <= self.now:
-            arrival, number = heappop(self.to_come)
+        for arrival, number in self.traffic.arrived(self.now):
             request = self.requests[number]
             self.core.times[T.arrival_time, request.slot] = arrival
             if self.core.requests[R.status, request.slot] == REFUSED:
                 yield self._arrival(arrival, request, refused=True)
-                self._user_is_free()
+                self.traffic.ended(self.now)
                 continue
             num_full = request.prompt_len // self.config.block_size
             to_hash = num_full if self.config.enable_prefix_caching else 0
-            work = (self.cost.front_end_us + self.cost.hash_us_per_block * to_hash) * 1e-6
-            self.front_end_free = max(arrival, self.front_end_free) + work
-            self.front_end.append((self.front_end_free, arrival, number))
-        while self.front_end and self.front_end[0][0] <= self.now:
-            _, arrival, number = self.front_end.pop(0)
+            work = self.cost.front_end_us + self.cost.hash_us_per_block * to_hash
+            self.traffic.hash_prompt(arrival, number, work * 1e-6)
+        for arrival, number in self.traffic.ready(self.now):
             add_request(self.core, self.requests[number].slot)
             yield self._arrival(arrival, self.requests[number], refused=False)
 
@@ -145,11 +151,6 @@ class Walk:
         num_full = request.prompt_len // self.config.block_size
         prompt, hashes = request.tokens[: request.prompt_len], request.hashes[:num_full]
         return Arrival(self.now, self._board(self.core), request.name, arrival, prompt, hashes, refused)
-
-    def _user_is_free(self) -> None:
-        if self.unsent:
-            think = next(self.think_times) if self.think_times else 0.0
-            heappush(self.to_come, (self.now + think, self.unsent.pop(0)))
 
     def _try_schedule(self, row: int, max_num_seqs: int) -> Core:
         """The engine after a schedule() that may run so many requests; ours is left as it is."""
@@ -214,14 +215,16 @@ class Walk:
         block_size = self.config.block_size
         num_hits = hit_tokens // block_size
         board = self._board(before)
-        looked = judge(
-            known,
-            request.hashes[: len(known) // block_size],
-            num_hits,
-            board,
-            self.once_cached,
-            block_size=block_size,
-            caching=self.config.enable_prefix_caching,
+        looked = tuple(
+            judge(
+                known,
+                request.hashes[: len(known) // block_size],
+                num_hits,
+                board,
+                self.once_cached,
+                block_size=block_size,
+                caching=self.config.enable_prefix_caching,
+            )
         )
         taken, evicted = taken_between(before, after)
         return Admission(
@@ -230,7 +233,7 @@ class Walk:
             self.num_steps,
             request.name,
             bool(after.requests[R.num_preemptions, slot]),
-            tuple(looked),
+            looked,
             hit_tokens,
             scheduled,
             len(known) - hit_tokens - scheduled,
@@ -246,16 +249,7 @@ class Walk:
         if not board.waiting:
             self.last_blocked = None
             return
-        if preempted:
-            reason = "a step that preempts admits nobody"
-        elif core.count[K.num_running] >= self.config.max_num_seqs:
-            reason = f"max_num_seqs ({self.config.max_num_seqs}) requests run already"
-        elif num_tokens >= self.config.max_num_batched_tokens:
-            reason = f"the step's budget of {self.config.max_num_batched_tokens} tokens is used up"
-        elif core.count[K.blocked_request] == self._number(board.waiting[0]):
-            reason = f"its blocks do not fit in the {len(board.free)} free ones"
-        else:
-            reason = "its whole prompt exceeds the budget left, or its LoRA adapter has no place"
+        reason = why_waiting(core, self.config, int(board.waiting[0][1:]), num_tokens, preempted)
         if (board.waiting[0], reason) != self.last_blocked:
             self.last_blocked = (board.waiting[0], reason)
             yield Blocked(self.now, board, self.num_steps, board.waiting[0], reason)
@@ -285,7 +279,7 @@ class Walk:
             for i, number in enumerate(before.steps[S.request_id, row, :size].tolist())
             if number in before.requests[R.request_id] and before.steps[S.samples, row, i]
         ]
-        ended = [(i, r) for i, r in live if final.requests[R.request_id, r.slot] != self._number(r.name)]
+        ended = [(i, r) for i, r in live if final.requests[R.request_id, r.slot] != int(r.name[1:])]
         after = self._try_update(row, ended[0][0]) if ended else final
         if live:
             new = {r.name: r.tokens[before.requests[R.num_tokens, r.slot]] for _, r in live}
@@ -307,12 +301,9 @@ class Walk:
                 tuple(block for block in freed if block not in first),
                 tuple(block for block in table if block in board.refs),
             )
-            self._user_is_free()
+            self.traffic.ended(self.now)
         self.state.core = final
         final.count[K.num_records] = 0
-
-    def _number(self, name: str) -> int:
-        return int(name[1:])
 
     def _of(self, core: Core, slot: int) -> Request:
         return self.requests[int(core.requests[R.request_id, slot])]

@@ -1,0 +1,197 @@
+"""Same seed, same bytes: compiled or not, and wherever `advance`, records and batches are cut."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim import engine, state
+from sim.chains import new_tree
+from sim.clock import Clock
+from sim.core import EngineConfig
+from sim.cost import StepCost, linear_cost
+from sim.engine import simulate
+from sim.request import Batch, make_batch
+
+HORIZONS: dict[str, Callable[[Clock], float]] = {
+    "nowhere": Clock.horizon,
+    "at every step": lambda _: -math.inf,
+    "at every event": Clock.peek,
+}
+
+
+class Case(NamedTuple):
+    """A small load and an engine for it."""
+
+    config: EngineConfig
+    cost: StepCost
+    columns: dict[str, Any]  # of make_batch, but for the segments
+    rows: list[list[tuple[int, int]]]  # segments (id, tokens) of each request
+    concurrency: int | None
+    think: list[float]  # seconds, taken in turn
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Pools that overflow, budgets that chunk, arrivals that meet ends of steps."""
+    integers, booleans = st.integers, st.booleans()
+    block_size = draw(integers(1, 4))
+    chunked = draw(booleans)
+    budget = draw(integers(1, 24)) if chunked else 64
+    config = EngineConfig(
+        block_size=block_size,
+        num_gpu_blocks=draw(integers(3, 24)),
+        max_num_batched_tokens=budget,
+        max_num_seqs=draw(integers(1, 6)),
+        max_model_len=draw(integers(8, 60)),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3])),
+        watermark=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        max_loras=draw(integers(0, 2)),
+        priority_policy=draw(booleans),
+        reserve_full_isl=draw(booleans),
+        enable_chunked_prefill=chunked,
+        enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
+        async_scheduling=draw(booleans),
+        free_all_last=draw(booleans),
+    )
+    cost = linear_cost(
+        draw(st.sampled_from([0.0, 1.0, 0.037])),
+        draw(st.sampled_from([0.0, 0.0, 1.0, 0.0003])),
+        seq_s=draw(st.sampled_from([0.0, 0.0021])),
+        max_num_batched_tokens=budget,
+    )
+    cost = cost._replace(
+        cpu0_us=draw(st.sampled_from([0.0, 0.0, 2e6, 11.3])),
+        front_end_us=draw(st.sampled_from([0.0, 0.0, 1e6, 17.7])),
+        hash_us_per_block=draw(st.sampled_from([0.0, 0.0, 1e6, 3.3])),
+    )
+    n = draw(integers(1, 24))
+    each = functools.partial(st.lists, min_size=n, max_size=n)
+    prefixes = draw(each(st.tuples(integers(0, 2), integers(0, 20))))
+    suffixes = draw(each(integers(1, 20)))
+    outputs = draw(each(integers(1, 9)))
+    gaps = draw(each(st.sampled_from([0.0, 0.0, 1.0, 2.0, 5.0, 0.05, 0.3771])))
+    columns = {
+        "arrival_time": list(itertools.accumulate(gaps)),
+        "prompt_len": [length + suffix for (_, length), suffix in zip(prefixes, suffixes, strict=True)],
+        "output_len": outputs,
+        "max_tokens": [o + extra for o, extra in zip(outputs, draw(each(integers(0, 1))), strict=True)],
+        "priority": draw(each(integers(0, 2))),
+        "lora": (loras := draw(each(integers(0, 3)))),
+        "namespace": loras,
+    }
+    rows = [
+        [(group, length), (1000 + i, suffix + output)]
+        for i, ((group, length), suffix, output) in enumerate(zip(prefixes, suffixes, outputs, strict=True))
+    ]
+    return Case(
+        config,
+        cost,
+        columns,
+        [[pair for pair in row if pair[1]] for row in rows],
+        draw(st.none() | integers(1, 7)),
+        draw(st.sampled_from([[0.0], [1.0], [0.0, 0.1, 2.0], [1e-300], [3.7]])),
+    )
+
+
+def batches(case: Case, size: int) -> Iterator[Batch]:
+    """The load of a case, `size` requests at a time."""
+    for start in range(0, len(case.rows), size):
+        rows = case.rows[start : start + size]
+        flat = [pair for row in rows for pair in row]
+        columns = {name: column[start : start + size] for name, column in case.columns.items()}
+        if case.concurrency is not None:
+            columns["arrival_time"] = [0.0] * len(rows)
+        yield make_batch(
+            segment_start=list(itertools.accumulate(map(len, rows), initial=0)),
+            segment_id=[segment for segment, _ in flat],
+            segment_len=[length for _, length in flat],
+            **columns,
+        )
+
+
+def outcome(case: Case, horizon: Callable[[Clock], float] = Clock.horizon, size: int = 2048) -> bytes:
+    """Every bit that a run gives: its totals, and its records in the order in which they came."""
+    chunks: list[dict[str, Any]] = []
+    totals = simulate(
+        batches(case, size),
+        case.config,
+        case.cost,
+        on_records=chunks.append,
+        concurrency=case.concurrency,
+        think_times=itertools.cycle(case.think),
+        horizon=horizon,
+    )
+    columns = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in sorted(chunks[0])}
+    assert sorted(columns["request_id"].tolist()) == list(range(len(case.rows)))
+    numbers = {name: value for name, value in totals._asdict().items() if name != "itl_histogram"}
+    lines = [f"{name}={value!r}" for name, value in numbers.items()]
+    lines += [f"{name}: {column.tolist()}" for name, column in columns.items()]
+    lines.append(hashlib.sha256(totals.itl_histogram.tobytes()).hexdigest())
+    return "\n".join(lines).encode()
+
+
+@given(cases())
+@settings(max_examples=300)
+def test_cut_anywhere(case: Case) -> None:
+    reference = outcome(case)
+    for name, horizon in HORIZONS.items():
+        assert outcome(case, horizon) == reference, f"cut {name}"
+
+
+@given(cases(), st.integers(1, 5))
+@settings(max_examples=100)
+def test_batches_and_buffers_of_any_size(case: Case, size: int) -> None:
+    """Chunks of arrivals, chunks of records, and the growth of the chain tree decide nothing."""
+    reference = outcome(case)
+    assert outcome(case, size=size) == reference
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "ROWS", size)
+        for name, horizon in HORIZONS.items():
+            assert outcome(case, horizon, size) == reference, f"{size} rows, cut {name}"
+        patch.setattr(state, "new_tree", lambda *_: new_tree(64, 8, 2))
+        assert outcome(case) == reference, "a tree that grows often"
+
+
+def digests(examples: int) -> list[str]:
+    """Digests of the first cases, the same cases in every process (hypothesis draws repeatably)."""
+    found = []
+
+    @given(cases())
+    @settings(max_examples=examples, derandomize=True, database=None, deadline=None)
+    def collect(case: Case) -> None:
+        found.append(hashlib.sha256(repr(case).encode() + outcome(case)).hexdigest())
+
+    collect()
+    return found
+
+
+def in_plain_python(code: str, *arguments: str) -> str:
+    """What `code` prints in a process without compilation."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_compiled_or_not() -> None:
+    code = "import json; from test_determinism import digests; print(json.dumps(digests(100)))"
+    assert json.loads(in_plain_python(code)) == digests(100)
