@@ -58,7 +58,8 @@ def entry(function: F) -> F:
         return function
     folder = cache_folder()
     # numba's cache does not tell apart two ways to compile one function
-    return _compile(function.py_func, folder and folder / "entry")  # type: ignore[attr-defined]
+    plain: F = function.py_func  # type: ignore[attr-defined]
+    return _compile(plain, folder and folder / "entry")
 
 
 def _compile(function: F, folder: Path | None, **options: bool) -> F:

@@ -87,7 +87,8 @@ def take_in_arrivals(core: Core, cost: StepCost, now: float) -> float:
     times = core.times
     while count[K.taken_in] < count[K.arrived]:
         slot = core.queues[Q.arrivals, count[K.taken_in]]
-        if math.isnan(times[T.ready_time, slot]):
+        ready: float = times[T.ready_time, slot]
+        if math.isnan(ready):
             blocks = 0
             if core.config.enable_prefix_caching:
                 blocks = core.requests[R.prompt_len, slot] // core.config.block_size
@@ -95,8 +96,8 @@ def take_in_arrivals(core: Core, cost: StepCost, now: float) -> float:
             ready = begin + (cost.front_end_us + cost.hash_us_per_block * blocks) * 1e-6
             times[T.ready_time, slot] = ready
             clock[W.front_end_free] = ready
-        if times[T.ready_time, slot] > now:
-            return times[T.ready_time, slot]
+        if ready > now:
+            return ready
         add_request(core, slot)
         count[K.taken_in] += 1
     count[K.taken_in] = 0

@@ -39,7 +39,7 @@ class BlockPool(NamedTuple):
     """The pool."""
 
     blocks: Ints  # [B, block id]
-    count: Ints
+    count: Ints  # type: ignore[assignment]  # the name shadows tuple.count
     taken: Ints  # a log of taken blocks, negative where one was evicted; empty: not kept
 
 
@@ -120,7 +120,7 @@ def take(pool: BlockPool, tree: ChainTree) -> int:
 
     The caller has checked that a block is free.
     """
-    block = pool.blocks[B.next_free, NULL_BLOCK]
+    block: int = pool.blocks[B.next_free, NULL_BLOCK]
     unlink(pool, block)
     evicted = pool.blocks[B.chain, block] != 0
     if evicted:

@@ -58,7 +58,7 @@ class ChainTree(NamedTuple):
     nodes: Ints  # [N, node]
     buckets: Ints  # hash table of nodes
     free_runs: Ints  # by run length: the first free run, 0: none
-    count: Ints
+    count: Ints  # type: ignore[assignment]  # the name shadows tuple.count
 
 
 def new_tree(num_chains: int, num_nodes: int, num_buckets: int) -> ChainTree:
@@ -77,13 +77,14 @@ def bucket_of(tree: ChainTree, parent: int, branch: int, segment: int, skip: int
     """Which bucket a node hangs in (products stay below 2**63, so that plain Python agrees)."""
     folded = (segment ^ (segment >> 31)) & 0x7FFFFFFF
     mixed = parent * 73856093 + branch * 19349663 + folded * 83492791 + (skip + 1) * 15485863
-    return (mixed ^ (mixed >> 13) ^ (mixed >> 29)) & (len(tree.buckets) - 1)
+    bucket: int = (mixed ^ (mixed >> 13) ^ (mixed >> 29)) & (len(tree.buckets) - 1)
+    return bucket
 
 
 @verb
 def find_node(tree: ChainTree, parent: int, branch: int, segment: int, skip: int) -> int:
     """The child of `parent` that starts `branch` tokens into it with this piece; 0 if there is none."""
-    node = tree.buckets[bucket_of(tree, parent, branch, segment, skip)]
+    node: int = tree.buckets[bucket_of(tree, parent, branch, segment, skip)]
     while node != 0 and not (
         tree.nodes[N.parent, node] == parent
         and tree.nodes[N.segment, node] == segment
@@ -97,7 +98,7 @@ def find_node(tree: ChainTree, parent: int, branch: int, segment: int, skip: int
 @verb
 def take_run(tree: ChainTree, num_chains: int) -> int:
     """The first of `num_chains` consecutive unused chain ids; 0 if the columns are full."""
-    first = tree.free_runs[num_chains]
+    first: int = tree.free_runs[num_chains]
     if first != 0:
         tree.free_runs[num_chains] = tree.chains[C.node, first]
         return first
@@ -115,7 +116,7 @@ def add_node(
     """Add a child and give it chain ids; returns 0, with nothing changed, if the columns are full."""
     depth = tree.nodes[N.depth, parent] + branch
     num_chains = (depth + length) // block_size - depth // block_size
-    node = tree.count[FREE_NODE]
+    node: int = tree.count[FREE_NODE]
     if node == 0 and tree.count[NODES_USED] == tree.nodes.shape[1]:
         return 0
     first = 0

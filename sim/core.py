@@ -202,5 +202,5 @@ class Core(NamedTuple):
     record_floats: Floats
     watched: Ints  # request ids of watched requests that ended
     itl_histogram: Ints  # inter-token latencies
-    count: Ints  # [K]
+    count: Ints  # type: ignore[assignment]  # [K]; the name shadows tuple.count
     clock: Floats  # [W]

@@ -152,10 +152,11 @@ class Engine:
         """Record a request that can never run, and vacate its slot."""
         self.refused.discard(slot)
         core = self.state.core
-        chunk = {name: core.requests[getattr(R, name), slot : slot + 1].copy() for name in INT_FIELDS[:5]}
+        here = slice(slot, slot + 1)
+        chunk: Records = {name: core.requests[getattr(R, name), here].copy() for name in INT_FIELDS[:5]}
         chunk |= {name: np.zeros(1, np.int64) for name in INT_FIELDS[5:]}
         chunk["refused"] = np.ones(1, np.int64)
-        chunk["arrival_time"] = core.times[T.arrival_time, slot : slot + 1].copy()
+        chunk["arrival_time"] = core.times[T.arrival_time, here].copy()
         chunk |= {name: np.full(1, np.nan) for name in FLOAT_FIELDS[1:]}
         self.state.vacate(slot)
         self.num_done += 1

@@ -17,7 +17,7 @@ from sim.caches.apc import (
     take_seat,
     watermark_blocks,
 )
-from sim.chains import C, NO_ROOM
+from sim.chains import NO_ROOM, C
 from sim.core import NO_SEAT, PREEMPTED, RUNNING, Core, K, Q, R, S, T, W
 from sim.waiting import prepend_request, push, remove_at
 
@@ -124,7 +124,7 @@ def schedule_running(core: Core, step: int) -> int:
 def choose_victim(core: Core) -> int:
     """The place in the running list of the request to preempt: the last, or the least urgent."""
     running = core.queues[Q.running]
-    last = core.count[K.num_running] - 1
+    last: int = core.count[K.num_running] - 1
     if not core.config.priority_policy:
         return last
     requests = core.requests
@@ -299,7 +299,8 @@ def is_still_blocked(core: Core, slot: int, coming_changes: int) -> bool:
     pinned = count[K.blocked_pinned] + core.pool.count[CONTENT_CHANGES] - count[K.blocked_changes]
     pinned += coming_changes
     watermark = watermark_blocks(core, slot, count[K.num_running] > 0)
-    return whole - pinned + watermark > core.pool.count[FREE]
+    blocked: bool = whole - pinned + watermark > core.pool.count[FREE]
+    return blocked
 
 
 @verb
@@ -310,7 +311,7 @@ def update_after_schedule(core: Core, step: int) -> int:
     """
     requests = core.requests
     count = core.count
-    size = count[K.step_size + step]
+    size: int = count[K.step_size + step]
     outputs = 0
     decodes = 0
     decode_kv = 0

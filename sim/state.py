@@ -30,7 +30,7 @@ def grown(table: Ints, width: int) -> Ints:
     """A copy of a table with room for `width` items, the new ones 0."""
     wider = np.zeros((len(table), width), table.dtype)
     wider[:, : table.shape[1]] = table
-    return wider  # type: ignore[return-value]
+    return wider
 
 
 class State:

@@ -16,10 +16,12 @@ def goes_before(core: Core, a: int, b: int) -> bool:
     """Whether slot `a` is scheduled before slot `b`."""
     requests = core.requests
     if requests[R.wait_class, a] != requests[R.wait_class, b]:
-        return requests[R.wait_class, a] < requests[R.wait_class, b]
-    if core.times[T.wait_time, a] != core.times[T.wait_time, b]:
-        return core.times[T.wait_time, a] < core.times[T.wait_time, b]
-    return requests[R.rank, a] < requests[R.rank, b]
+        before: bool = requests[R.wait_class, a] < requests[R.wait_class, b]
+    elif core.times[T.wait_time, a] != core.times[T.wait_time, b]:
+        before = core.times[T.wait_time, a] < core.times[T.wait_time, b]
+    else:
+        before = requests[R.rank, a] < requests[R.rank, b]
+    return before
 
 
 @verb
@@ -71,7 +73,7 @@ def prepend_request(core: Core, slot: int) -> None:
 def remove_at(core: Core, place: int) -> int:
     """Take the slot at `place` out of the heap and return it."""
     waiting = core.queues[Q.waiting]
-    removed = waiting[place]
+    removed: int = waiting[place]
     core.count[K.num_waiting] -= 1
     size = core.count[K.num_waiting]
     if place == size:

@@ -36,7 +36,8 @@ def read_recording(path: Path) -> dict[str, Any]:
         or recording.get("schema") == SCHEMA
     ):
         return recording
-    raise InputError(f"{path}: not a recording; it needs \"kind\" ({', '.join(KINDS)}) or \"schema\" ({SCHEMA})")
+    kinds = ", ".join(KINDS)
+    raise InputError(f'{path}: not a recording; it needs "kind" ({kinds}) or "schema" ({SCHEMA})')
 
 
 def cases(recording: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:

@@ -9,7 +9,7 @@ from sim.verify.compare import compare
 
 
 def replay_hashes(case: dict[str, Any], by_seed: dict[str, Any]) -> None:
-    """Recompute one chain under every recorded seed and algorithm; raises Mismatch at the first difference."""
+    """Recompute a chain under every recorded seed and algorithm; Mismatch at the first difference."""
     lora = Lora(case["lora"][0], case["lora"][2]) if case["lora"] else None
     items = [MultimodalItem(*item) for item in case["mm"] or []]
     for seed, algorithms in by_seed.items():

@@ -53,7 +53,8 @@ class ManagerReplay:
             if op[0] == "extend" and len(op) > 4:
                 outputs[op[1]].append(op[4])
         contents = Contents(cfg["block_size"])
-        self.slots = {}
+        self.slots: dict[str, int] = {}
+        self.evicted: list[int] = []  # by the current operation, if it evicts by id
         for rid, req in case["reqs"].items():
             prompt = [t for s, n in req["segs"] for t in known_tokens(s, n, VOCABULARY)]
             # one token nobody computes keeps the output from being empty
@@ -166,7 +167,7 @@ class ManagerReplay:
 
     def run(self, op: list[Any]) -> dict[str, Any]:
         """Carry out one recorded operation."""
-        self.evicted: list[int] = []
+        self.evicted = []
         result: dict[str, Any] = getattr(self, f"op_{op[0]}")(*op[1:])
         result["s"] = self.snapshot()
         return result

@@ -219,7 +219,8 @@ def engine_call(
     if not replay.in_flight:
         return got
     updated = replay.update()
-    shown = {"fin": [list(pair) for pair in updated["fin"]], "pool": pool_state(replay.state.core)}
+    ended = [list(pair) for pair in updated["fin"]]
+    shown: dict[str, Any] = {"fin": ended, "pool": pool_state(replay.state.core)}
     if any(updated["pcs"]):
         shown["pcs"] = updated["pcs"]
     if replay.was_reset:
