@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import os
@@ -27,6 +28,9 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Verbs allocate nothing, so reference counting is off: with it, each look at an array in a tuple
+# costs two atomic operations, which made taking and releasing a block 17 times slower.
+_OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 _WEEK = 7 * 24 * 3600.0  # seconds
 _PREFIX = "prefixsim-"
 _SOURCES = ("sim", "workloads")
@@ -41,7 +45,7 @@ def jit_disabled() -> bool:
 
 
 def verb(function: F) -> F:
-    """Compile `function` for other verbs to call, at its first use, or load it from the cache.
+    """Compile `function` for other verbs to call, at its first use.
 
     Bounds are not checked, division by zero does not raise, arrays cannot be made inside; floating
     point is not reordered, so that compiled and plain runs give the same bits. From Python, call
@@ -49,37 +53,60 @@ def verb(function: F) -> F:
     """
     if jit_disabled():
         return function
-    return _compile(function, cache_folder(), no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    import numba
+
+    inner = numba.njit(function, **_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    inner.compile = _with_optimizer(1, inner.compile)
+    return inner  # type: ignore[no-any-return]
 
 
 def entry(function: F) -> F:
-    """The verb `function`, to be called from Python."""
+    """The verb `function`, to be called from Python: compiled at its first call, or from the cache.
+
+    It contains all verbs below it, so they need no cache of their own.
+    """
     if jit_disabled():
         return function
-    folder = cache_folder()
-    # numba's cache does not tell apart two ways to compile one function
-    plain: F = function.py_func  # type: ignore[attr-defined]
-    return _compile(plain, folder and folder / "entry")
-
-
-def _compile(function: F, folder: Path | None, **options: bool) -> F:
     import numba
 
-    # Verbs allocate nothing, so reference counting is off: with it, each look at an array in a
-    # tuple costs two atomic operations, which made taking and releasing a block 17 times slower.
-    compiled = numba.njit(function, _nrt=False, error_model="numpy", **options)
+    plain: F = function.py_func  # type: ignore[attr-defined]
+    compiled = numba.njit(plain, **_OPTIONS)
+    compiled.compile = _with_optimizer(3, compiled.compile)
+    folder = cache_folder()
     if folder is not None:
         # numba chooses a function's cache file when the cache object is made, and only then.
         users_own = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(folder)
         try:
-            folder.mkdir(exist_ok=True)
-            compiled._cache = _cache_class()(function)  # what Dispatcher.enable_caching does
+            compiled._cache = _cache_class()(plain)  # what Dispatcher.enable_caching does
         except (OSError, RuntimeError):
             pass  # no place for a cache: compile in every process
         finally:
             numba.config.CACHE_DIR = users_own
     return compiled  # type: ignore[no-any-return]
+
+
+def _with_optimizer(level: int, compile_overload: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Let a function be compiled at LLVM's optimization `level`, and without garbage collection.
+
+    An entry links in the verbs below it and optimizes the whole, so work on each verb alone is
+    mostly lost; a compiler makes millions of objects and hardly a cycle.
+    """
+
+    def compiling(signature: Any) -> Any:
+        import numba
+
+        users_own, collecting = numba.config.OPT, gc.isenabled()
+        numba.config.OPT = type(users_own)(level)
+        gc.disable()
+        try:
+            return compile_overload(signature)
+        finally:
+            numba.config.OPT = users_own
+            if collecting:
+                gc.enable()
+
+    return compiling
 
 
 @functools.cache

@@ -8,13 +8,18 @@ step k + 2 at the end of step k, while k + 1 runs, which hides its CPU time.
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from sim._jit import verb
-from sim.blocks import FREE
-from sim.chains import NO_ROOM
-from sim.core import Core, K, Q, R, S, T, W
+import numpy as np
+
+from sim._jit import entry, verb
+from sim.blocks import FREE, BlockPool
+from sim.chains import NO_ROOM, ChainTree
+from sim.columns import K, Q, R, S, T, W
+from sim.core import Core, EngineConfig
 from sim.cost import StepCost, cpu_time, gpu_time
 from sim.decode_run import run_decodes
+from sim.request import Floats, Ints
 from sim.scheduler import schedule
 from sim.update import update_from_output
 from sim.waiting import add_request
@@ -23,8 +28,30 @@ from sim.waiting import add_request
 IDLE, WAIT, NOTIFY, GROW = range(4)
 
 
+_TABLES = 3  # StepCost begins with its tables
+
+
+def flatten(core: Core, cost: StepCost) -> tuple[Any, ...]:
+    """What `advance` takes after the times; the arrays are shared, not copied.
+
+    Handing over a named tuple of arrays costs microseconds a call, the same arrays one by one a
+    tenth of that, and a run makes a call for nearly every arrival.
+    """
+    config = np.array(core.config, np.float64)
+    coefficients = np.array(cost[_TABLES:], np.float64)
+    return config, coefficients, *cost[:_TABLES], *core.pool, *core.tree, *core[3:]
+
+
 @verb
-def advance(core: Core, cost: StepCost, now: float, horizon: float) -> int:
+def advance_verb(
+    now: float, horizon: float, config: Floats, c: Floats,
+    token_us: Floats, decode_us: Floats, output_us: Floats,
+    blocks: Ints, pool_count: Ints, taken: Ints,
+    chains: Ints, nodes: Ints, buckets: Ints, free_runs: Ints, tree_count: Ints,
+    requests: Ints, times: Floats, segments: Ints, seat_chains: Ints, seat_blocks: Ints, vacant_seats: Ints,
+    queues: Ints, steps: Ints, record_ints: Ints, record_floats: Floats, watched: Ints, itl_histogram: Ints,
+    count: Ints, clock: Floats,
+) -> int:  # fmt: skip
     """Run the engine from `now` until something outside could matter; says why it stopped.
 
     `horizon` is the next outside event's time, after `now`. IDLE: nothing to do before
@@ -32,10 +59,23 @@ def advance(core: Core, cost: StepCost, now: float, horizon: float) -> int:
     the horizon, or watched requests may end in it; it is scheduled and not yet updated, so call
     again at that time, once all outside events of that instant are done. NOTIFY: watched requests
     ended now; call again at the same time after telling. GROW: grow the chain tree, then call
-    again. A smaller horizon changes no result.
+    again. A smaller horizon changes no result. The other arguments are `flatten`'s.
     """
-    count = core.count
-    clock = core.clock
+    core = Core(
+        EngineConfig(
+            int(config[0]), int(config[1]), int(config[2]), int(config[3]), int(config[4]), int(config[5]),
+            config[6], int(config[7]), config[8] != 0, config[9] != 0, config[10] != 0, config[11] != 0,
+            config[12] != 0, config[13] != 0, config[14] != 0,
+        ),
+        BlockPool(blocks, pool_count, taken),
+        ChainTree(chains, nodes, buckets, free_runs, tree_count),
+        requests, times, segments, seat_chains, seat_blocks, vacant_seats, queues, steps,
+        record_ints, record_floats, watched, itl_histogram, count, clock,
+    )  # fmt: skip
+    cost = StepCost(
+        token_us, decode_us, output_us,
+        c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10], c[11], c[12],
+    )  # fmt: skip
     clock[W.now] = now
     depth = 2 if core.config.async_scheduling else 1
     room = core.record_ints.shape[0] - core.config.max_num_seqs
@@ -73,6 +113,9 @@ def advance(core: Core, cost: StepCost, now: float, horizon: float) -> int:
             return WAIT
         now = end
         clock[W.now] = now
+
+
+advance = entry(advance_verb)
 
 
 @verb

@@ -12,27 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from sim._jit import verb
-from sim.chains import C, ChainTree, N, release_node
+from sim.chains import ChainTree, release_node
+from sim.columns import B, C, N
 from sim.request import Ints
 
 NULL_BLOCK = 0
 
 # BlockPool.count
 FREE, EVICTIONS, TAKEN_LOGGED, CONTENT_CHANGES = range(4)
-
-
-class BlockColumns(NamedTuple):
-    """Columns by block id."""
-
-    ref_cnt: int = 0  # how many block tables name it
-    next_free: int = 1  # the free queue; meaningless while ref_cnt > 0
-    prev_free: int = 2
-    chain: int = 3  # the chain id of its content, 0: not cached
-    next_duplicate: int = 4  # blocks of one chain id in the order they were cached, circular
-    prev_duplicate: int = 5
-
-
-B = BlockColumns()
 
 
 class BlockPool(NamedTuple):
@@ -45,7 +32,7 @@ class BlockPool(NamedTuple):
 
 def new_pool(num_gpu_blocks: int, taken_log: int = 0) -> BlockPool:
     """A pool in which every block but the null block is free, in id order."""
-    blocks = np.zeros((len(B), num_gpu_blocks), np.int64)
+    blocks = np.zeros((B.WIDTH, num_gpu_blocks), np.int64)
     ids = np.arange(num_gpu_blocks, dtype=np.int64)
     blocks[B.next_free] = np.roll(ids, -1)
     blocks[B.prev_free] = np.roll(ids, 1)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim._jit import verb
+from sim.columns import C, N
 from sim.request import Ints
 
 ROOT = 0
@@ -23,32 +24,6 @@ NAMESPACE_ROOT = -1  # `skip` of the empty node that stands for a LoRA and cache
 
 # ChainTree.count
 FREE_NODE, NODES_USED, CHAINS_USED = range(3)
-
-
-class ChainColumns(NamedTuple):
-    """Columns by chain id; 0 names nothing."""
-
-    block: int = 0  # its earliest surviving block, 0: not cached (cached_block_hash_to_block)
-    node: int = 1  # the node that owns it; of the first of a free run: the next such run
-
-
-class NodeColumns(NamedTuple):
-    """Columns by node."""
-
-    parent: int = 0
-    branch: int = 1  # tokens of the parent's piece before this node starts
-    segment: int = 2
-    skip: int = 3  # tokens of the segment before this node's piece
-    length: int = 4  # tokens of the piece
-    depth: int = 5  # tokens of the path before the piece
-    first_chain: int = 6  # its run of chain ids
-    num_chains: int = 7
-    refs: int = 8  # requests that end here, children, and cached chain ids
-    next_in_bucket: int = 9  # of a free node: the next free node
-
-
-C = ChainColumns()
-N = NodeColumns()
 
 
 class ChainTree(NamedTuple):
@@ -63,8 +38,8 @@ class ChainTree(NamedTuple):
 
 def new_tree(num_chains: int, num_nodes: int, num_buckets: int) -> ChainTree:
     """An empty tree with room for so many chain ids and nodes; `num_buckets` is a power of two."""
-    chains = np.zeros((len(C), num_chains), np.int64)
-    nodes = np.zeros((len(N), num_nodes), np.int64)
+    chains = np.zeros((C.WIDTH, num_chains), np.int64)
+    nodes = np.zeros((N.WIDTH, num_nodes), np.int64)
     nodes[N.refs, ROOT] = 1  # the root is never forgotten
     count = np.array([0, 1, 1], np.int64)
     return ChainTree(

@@ -56,9 +56,10 @@ def run(
     with _one_line_errors():
         from sim.report import result_folder, show, to_json, write
         from sim.scenario import load
-        from sim.scenario import run as simulate
 
         loaded = load(scenario, overrides or ())
+        from sim.simulation import run as simulate  # with numba: bad input is told before it
+
         with result_folder(out) if out is not None else contextlib.nullcontext() as folder:
             _announce_compilation()
             with _progress(loaded) as progress:

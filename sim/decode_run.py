@@ -7,11 +7,12 @@ Between them a step is one addition to the clock. The results are those of `sche
 from __future__ import annotations
 
 from sim._jit import verb
+from sim.blocked_head import is_still_blocked
 from sim.blocks import FREE
 from sim.caches.apc import allocate_slots
-from sim.core import Core, K, Q, R, T, W
+from sim.columns import K, Q, R, T, W
+from sim.core import Core
 from sim.cost import StepCost, cpu_time, gpu_time
-from sim.scheduler import is_still_blocked
 from sim.update import add_latencies
 
 NEVER = 1 << 62

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from simpy.events import Event
 
-from sim.advance import GROW, IDLE, NOTIFY
+from sim.advance import GROW, IDLE, NOTIFY, advance, flatten
 from sim.blocks import EVICTIONS
-from sim.boundary import advance_from_python, flatten
 from sim.clock import Clock
-from sim.core import REFUSED, EngineConfig, K, R, T, W
+from sim.columns import K, R, T, W
+from sim.core import REFUSED, EngineConfig
 from sim.cost import StepCost
 from sim.request import Batch, Ints
 from sim.state import State
@@ -91,7 +91,7 @@ class Engine:
             if self.state.core is not core:  # it has grown
                 core = self.state.core
                 arguments = flatten(core, self.cost)
-            reason = advance_from_python(now, self.horizon(clock), *arguments)
+            reason = advance(now, self.horizon(clock), *arguments)
             if core.count[K.num_records] >= ROWS:
                 self.deliver()
             if reason == GROW:

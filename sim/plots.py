@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
     from sim.metrics import Records
-    from sim.scenario import Result
+    from sim.simulation import Result
 
 Floats = npt.NDArray[np.float64]
 

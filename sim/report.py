@@ -17,7 +17,7 @@ from sim.metrics import HIT_RATE_DEFINITION, QUANTILES
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sim.scenario import Result
+    from sim.simulation import Result
 
 WIDTH = 64
 LABEL = 42

@@ -7,18 +7,18 @@ Requests that run come first, then the waiting queue; see sim/update.py for the 
 from __future__ import annotations
 
 from sim._jit import verb
-from sim.blocks import CONTENT_CHANGES, FREE
+from sim.blocked_head import is_still_blocked, note_blocked
 from sim.caches.apc import (
     allocate_slots,
-    count_pinned,
     free,
     get_computed_blocks,
     leave_seat,
     take_seat,
-    watermark_blocks,
 )
-from sim.chains import NO_ROOM, C
-from sim.core import NO_SEAT, PREEMPTED, RUNNING, Core, K, Q, R, S, T, W
+from sim.chains import NO_ROOM
+from sim.columns import K, Q, R, S, T, W
+from sim.core import NO_SEAT, PREEMPTED, RUNNING, Core
+from sim.step_shape import update_after_schedule
 from sim.waiting import prepend_request, push, remove_at
 
 
@@ -256,99 +256,3 @@ def admit(core: Core, slot: int, hit_tokens: int) -> None:
     count[K.num_admitted] += 1
     count[K.seated_head] = -1
     count[K.blocked_request] = -1
-
-
-@verb
-def note_blocked(core: Core, slot: int, num_hit: int) -> None:
-    """Remember why the head was not admitted, so that the next steps need not look it up again."""
-    count = core.count
-    count[K.blocked_request] = core.requests[R.request_id, slot]
-    count[K.blocked_tokens] = core.requests[R.num_tokens, slot]
-    count[K.blocked_hit] = num_hit
-    count[K.blocked_pinned] = count_pinned(core, slot, num_hit)
-    count[K.blocked_changes] = core.pool.count[CONTENT_CHANGES]
-
-
-@verb
-def is_still_blocked(core: Core, slot: int, coming_changes: int) -> bool:
-    """Whether the head that was refused cannot fit yet, without looking it up.
-
-    Its need is its whole length less the hit blocks that others hold. Since the refusal nobody
-    was admitted, so such blocks can only have become more by content cached since, one for each,
-    or by an end of the hit that is now cached. `coming_changes` such changes are allowed for.
-    """
-    count = core.count
-    requests = core.requests
-    if (
-        not core.config.reserve_full_isl
-        or count[K.blocked_request] != requests[R.request_id, slot]
-        or count[K.blocked_tokens] != requests[R.num_tokens, slot]
-        or requests[R.seat, slot] == NO_SEAT
-    ):
-        return False
-    hit = count[K.blocked_hit]
-    num_tokens = requests[R.num_tokens, slot]
-    block_size = core.config.block_size
-    if (
-        core.config.enable_prefix_caching
-        and hit < (num_tokens - 1) // block_size
-        and core.tree.chains[C.block, core.seat_chains[requests[R.seat, slot], hit]] != 0
-    ):
-        return False
-    whole = (min(num_tokens, core.config.max_model_len) + block_size - 1) // block_size
-    pinned = count[K.blocked_pinned] + core.pool.count[CONTENT_CHANGES] - count[K.blocked_changes]
-    pinned += coming_changes
-    watermark = watermark_blocks(core, slot, count[K.num_running] > 0)
-    blocked: bool = whole - pinned + watermark > core.pool.count[FREE]
-    return blocked
-
-
-@verb
-def update_after_schedule(core: Core, step: int) -> int:
-    """Advance the scheduled requests and sum up the step's shape; returns how many there are.
-
-    num_computed advances here, not when the output arrives (Scheduler._update_after_schedule).
-    """
-    requests = core.requests
-    count = core.count
-    size: int = count[K.step_size + step]
-    outputs = 0
-    decodes = 0
-    decode_kv = 0
-    prefills = 0
-    tokens = 0
-    squares = 0
-    cross = 0
-    context = 0
-    for i in range(size):
-        slot = core.steps[S.slot, step, i]
-        num_new = core.steps[S.tokens, step, i]
-        computed = requests[R.num_computed, slot]
-        if num_new == 1:
-            decodes += 1
-            decode_kv += computed + 1
-        else:
-            prefills += 1
-            tokens += num_new
-            squares += num_new * num_new
-            cross += num_new * computed
-            context += computed
-        computed += num_new
-        requests[R.num_computed, slot] = computed
-        requests[R.in_flight, slot] += num_new
-        samples = computed >= requests[R.num_tokens, slot] + requests[R.placeholders, slot]
-        core.steps[S.samples, step, i] = samples
-        core.steps[S.request_id, step, i] = requests[R.request_id, slot]
-        if samples:
-            outputs += 1
-            if core.config.async_scheduling:
-                requests[R.placeholders, slot] += 1
-    count[K.shape_outputs] = outputs
-    count[K.shape_decodes] = decodes
-    count[K.shape_decode_kv] = decode_kv
-    count[K.shape_prefills] = prefills
-    count[K.shape_tokens] = tokens
-    count[K.shape_squares] = squares
-    count[K.shape_cross] = cross
-    count[K.shape_context] = context
-    return size

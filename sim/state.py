@@ -6,22 +6,8 @@ import numpy as np
 
 from sim.blocks import new_pool
 from sim.chains import ChainTree, new_tree
-from sim.core import (
-    NO_SEAT,
-    RECORD_FLOATS,
-    RECORD_INTS,
-    REFUSED,
-    VACANT,
-    WAITING,
-    Core,
-    EngineConfig,
-    K,
-    Q,
-    R,
-    S,
-    T,
-    W,
-)
+from sim.columns import K, Q, R, S, T, W
+from sim.core import NO_SEAT, RECORD_FLOATS, RECORD_INTS, REFUSED, VACANT, WAITING, Core, EngineConfig
 from sim.histogram import new_histogram
 from sim.request import Batch, Ints
 
@@ -51,7 +37,7 @@ class State:
         seats = config.max_num_seqs + 1
         # a request with a longer table is refused before it is seated; untouched pages cost nothing
         row = max(min(config.max_model_len // config.block_size, config.num_gpu_blocks), table_len) + 2
-        count = np.zeros(max(K) + 1, np.int64)
+        count = np.zeros(K.WIDTH, np.int64)
         count[K.vacant_seats] = seats
         count[K.seated_head] = count[K.blocked_request] = count[K.admitting_budget] = -1
         self.next_id = 0
@@ -60,20 +46,20 @@ class State:
             config=config,
             pool=new_pool(config.num_gpu_blocks, taken_log),
             tree=new_tree(1024 << pool_size >> 10, 1024 << pool_size >> 12, 1 << max(10, pool_size)),
-            requests=np.zeros((len(R), 0), np.int64),
-            times=np.zeros((len(T), 0)),
+            requests=np.zeros((R.WIDTH, 0), np.int64),
+            times=np.zeros((T.WIDTH, 0)),
             segments=np.zeros((2, 4096), np.int64),
             seat_chains=np.zeros((seats, row), np.int64),
             seat_blocks=np.zeros((seats, row), np.int64),
             vacant_seats=np.arange(seats)[::-1].copy(),
-            queues=np.zeros((len(Q), 0), np.int64),
-            steps=np.zeros((len(S), 2, seats), np.int64),
+            queues=np.zeros((Q.WIDTH, 0), np.int64),
+            steps=np.zeros((S.WIDTH, 2, seats), np.int64),
             record_ints=np.zeros((num_records, RECORD_INTS), np.int64),
             record_floats=np.zeros((num_records, RECORD_FLOATS)),
             watched=np.zeros(num_records, np.int64),
             itl_histogram=new_histogram(),
             count=count,
-            clock=np.zeros(max(W) + 1),
+            clock=np.zeros(W.WIDTH),
         )
         self.grow_requests(max(1024, seats))
 

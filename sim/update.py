@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from sim._jit import verb
 from sim.caches.apc import cache_blocks, free, leave_seat, set_edge
-from sim.core import RUNNING, VACANT, Core, K, Q, R, S, T, W
+from sim.columns import K, Q, R, S, T, W
+from sim.core import RUNNING, VACANT, Core
 from sim.histogram import bin_of
 from sim.waiting import remove_request
 

@@ -8,7 +8,8 @@ priority they are (priority, arrival time, request id), as v1/core/sched/request
 from __future__ import annotations
 
 from sim._jit import verb
-from sim.core import Core, K, Q, R, T
+from sim.columns import K, Q, R, T
+from sim.core import Core
 
 
 @verb

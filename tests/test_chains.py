@@ -10,7 +10,8 @@ from model_pool import Names, tokens_of
 
 from sim import chains
 from sim._jit import entry
-from sim.chains import CHAINS_USED, FREE_NODE, MAX_RUN, NO_ROOM, NODES_USED, ChainTree, N, new_tree
+from sim.chains import CHAINS_USED, FREE_NODE, MAX_RUN, NO_ROOM, NODES_USED, ChainTree, new_tree
+from sim.columns import N
 
 name_chains = entry(chains.name_chains)
 release_node = entry(chains.release_node)
@@ -23,7 +24,7 @@ class Namer:
 
     def __init__(self, block_size: int, tree: ChainTree | None = None) -> None:
         self.block_size = block_size
-        self.tree = new_tree(4096, 4096, 16) if tree is None else tree
+        self.tree = new_tree(4096, 4096, 1) if tree is None else tree
 
     def name(
         self, segments: Segments, namespace: int = 0, max_tokens: int = 1 << 30

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation import APART, Run, Segments, engine, in_order, linear, prompts, run
 
-from sim.blocks import FREE, B
-from sim.chains import NODES_USED, ChainTree, N
+from sim.blocks import FREE
+from sim.chains import NODES_USED, ChainTree
 from sim.clock import Clock
-from sim.core import EngineConfig, K
+from sim.columns import B, K, N
+from sim.core import EngineConfig
 from sim.engine import Engine, Records, arrivals
 from sim.request import Batch
 from sim.verify.manager import forget, reset_prefix_cache

@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import sim.histogram
 from sim import metrics
+from sim._jit import entry
 from sim.core import EngineConfig
 from sim.histogram import new_histogram
 from sim.metrics import COLUMNS, ROW_GROUP, Records, Slo, saturation, summarize
@@ -176,8 +178,7 @@ def test_cache_and_load_figures() -> None:
 
 def test_itl_from_its_histogram() -> None:
     histogram = new_histogram()
-    from sim.histogram import bin_of
-
+    bin_of = entry(sim.histogram.bin_of)
     for value in (0.01, 0.01, 0.03):
         histogram[bin_of(value)] += 1
     totals = make_totals(itl_histogram=histogram, itl_count=3, itl_sum=0.05, itl_sum_squares=0.0011)

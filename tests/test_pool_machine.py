@@ -22,10 +22,11 @@ from model_pool import ModelManager, ModelRequest, Names, tokens_of
 
 from sim import blocks, update
 from sim._jit import entry
-from sim.blocks import EVICTIONS, FREE, B
+from sim.blocks import EVICTIONS, FREE
 from sim.caches import apc
-from sim.chains import CHAINS_USED, FREE_NODE, MAX_RUN, NODES_USED, ROOT, C, N, new_tree
-from sim.core import NO_SEAT, PREEMPTED, RUNNING, WAITING, EngineConfig, K, R
+from sim.chains import CHAINS_USED, FREE_NODE, MAX_RUN, NODES_USED, ROOT, new_tree
+from sim.columns import B, C, K, N, R
+from sim.core import NO_SEAT, PREEMPTED, RUNNING, WAITING, EngineConfig
 from sim.request import make_batch
 from sim.state import State
 from sim.verify.compare import drain_taken
@@ -87,9 +88,10 @@ class Driver:
             taken_log=4 * num_blocks,
             table_len=self.longest // self.block_size,
         )
-        # next to no room, so that growing and compacting happen in the middle of the work
+        # next to no room, so that growing and compacting happen in the middle of the work; with one
+        # bucket, every other node is a candidate
         self.state.core = self.state.core._replace(
-            tree=new_tree(2, 2, 4), segments=np.zeros((2, 1), np.int64)
+            tree=new_tree(2, 2, (1, 16)[choose(2)]), segments=np.zeros((2, 1), np.int64)
         )
         self.names = Names()
         self.requests: dict[int, ModelRequest] = {}  # by slot
@@ -237,7 +239,8 @@ class Driver:
         edge = int(core.requests[R.edge, slot])
         before = list(request.table), request.cached
         ok = self.model.allocate(request, num_new, [], lookahead=lookahead)
-        assert ok == allocate_slots(core, slot, num_new, 0, lookahead, False, 0, False)
+        others = bool(self.choose(2))  # no watermark for those that run
+        assert ok == allocate_slots(core, slot, num_new, 0, lookahead, False, 0, others)
         if not ok:
             self.done["refused"] += 1
             return
@@ -336,6 +339,8 @@ class Driver:
             assert ring == model.blocks[name]
         assert np.count_nonzero(core.tree.chains[C.block]) == len(by_chain)
 
+        head = core.count[K.seated_head]
+        assert head == -1 or core.requests[R.seat, head] != NO_SEAT
         users: Counter[int] = Counter()
         for slot, request in self.requests.items():
             fields = core.requests[:, slot]

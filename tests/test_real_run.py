@@ -18,7 +18,8 @@ from simulation import run
 
 from sim.cost import StepCost, linear_cost
 from sim.request import Batch, make_batch
-from sim.scenario import load, resolve
+from sim.resolve import resolve
+from sim.scenario import load
 from sim.verify.contents import Contents
 from sim.verify.engine_run import all_tokens, engine_config
 from workloads import Trace

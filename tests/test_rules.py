@@ -14,9 +14,10 @@ from model_pool import tokens_of
 
 from sim import blocks, chains
 from sim._jit import entry
-from sim.blocks import EVICTIONS, B, new_pool
-from sim.chains import C, new_tree
-from sim.core import Core, EngineConfig, K, R
+from sim.blocks import EVICTIONS, new_pool
+from sim.chains import new_tree
+from sim.columns import B, C, K, R
+from sim.core import Core, EngineConfig
 from sim.verify.compare import free_queue, pool_state
 from sim.verify.manager import allocate_slots, forget, reset_prefix_cache, take_seat
 from sim.verify.scheduler import SchedulerReplay
@@ -462,18 +463,14 @@ def test_a_victim_already_scheduled_gives_its_tokens_back() -> None:
 
 
 def test_priority_goes_on_behind_a_request_that_preempted_itself() -> None:
-    run = Run(4, priority_policy=True)
-    run.arrive("x", (1, 8), output=9, priority=5)
+    run = Run(3, priority_policy=True)
+    run.arrive("x", (1, 4), output=9, priority=5)
     run.step()
-    run.arrive("y", (2, 3), output=9, priority=1)
-    assert run.step() == {"x": 1, "y": 3}
-    run.step()
-    run.arrive("z", (3, 1))
-    for _ in range(5):
-        scheduled = run.step()
-        if run.preempted:
-            break
-    assert (run.preempted, scheduled) == (["x"], {"y": 1})
+    run.arrive("y", (2, 1), output=9, priority=1)
+    for _ in range(4):
+        assert run.step() == {"x": 1, "y": 1}
+    assert run.step() == {"y": 1}  # both need a block; x comes first, and is the least urgent
+    assert run.preempted == ["x"]
 
 
 def test_a_preempted_request_is_computed_again_with_hits_on_its_own_blocks() -> None:
@@ -500,6 +497,10 @@ def test_a_lone_request_has_no_prefill_threshold() -> None:
     run.arrive("c", (3, 4))
     assert run.step() == {"b": 5, "c": 4}
     assert run.step() == {"b": 7}
+    run.arrive("d", (4, 12))
+    run.arrive("e", (5, 4), output=9)
+    assert run.step() == {"d": 5, "e": 4}
+    assert run.step() == {"d": 5, "e": 1}
 
 
 def test_without_chunked_prefill_a_prompt_waits_until_it_fits_the_budget() -> None:
@@ -509,6 +510,20 @@ def test_without_chunked_prefill_a_prompt_waits_until_it_fits_the_budget() -> No
     run.arrive("c", (3, 1))
     assert run.step() == {"a": 6}  # c does not overtake b
     assert run.step() == {"a": 1, "b": 4, "c": 1}
+
+
+def test_the_prefill_threshold_comes_before_the_budget_without_chunked_prefill() -> None:
+    run = Run(20, max_num_batched_tokens=12, long_prefill_token_threshold=5, enable_chunked_prefill=False)
+    run.arrive("a", (1, 20))
+    run.arrive("b", (2, 20))
+    assert run.step() == {"a": 5, "b": 5}
+
+
+def test_adapters_are_counted_once() -> None:
+    run = Run(20, max_loras=2)
+    for i, lora in enumerate([1, 1, 2, 3]):
+        run.arrive(f"r{i}", (i, 4), lora=lora)
+    assert run.step() == {"r0": 4, "r1": 4, "r2": 4}
 
 
 def test_a_request_without_a_place_for_its_adapter_is_set_aside() -> None:
@@ -569,6 +584,16 @@ def test_async_ends_by_max_tokens_without_a_wasted_token_but_not_by_a_stop_token
     assert run.begin() == {}
 
 
+def test_async_ends_by_max_model_len_without_a_wasted_token() -> None:
+    run = Run(20, async_scheduling=True, max_model_len=8)
+    run.arrive("a", (1, 6), output=9)
+    assert [run.begin(), run.begin()] == [{"a": 6}, {"a": 1}]
+    run.end()
+    assert run.begin() == {}
+    run.end()
+    assert run.ended == ["a"]
+
+
 def test_async_a_preempted_request_still_gets_the_token_in_flight() -> None:
     run = Run(3, async_scheduling=True)
     run.arrive("a", (1, 4), output=9)
@@ -576,6 +601,7 @@ def test_async_a_preempted_request_still_gets_the_token_in_flight() -> None:
     run.begin()
     assert run.begin() == {"a": 1}
     assert (run.preempted, run.field("b", R.num_tokens), run.field("b", R.stale)) == (["b"], 4, 4)
+    assert run.field("b", R.placeholders) == 0
     run.end()
     assert (run.field("b", R.num_tokens), run.field("b", R.stale)) == (5, 0)
     assert run.field("b", R.num_computed) == 0
@@ -605,6 +631,16 @@ def test_async_caches_sampled_tokens_once_they_are_known() -> None:
     assert run.ended == ["a"]
     assert pool_state(run.state.core)["nhash"] == 1
     assert run.queue()[-1] == 1  # cached before it was freed
+
+
+def test_async_a_request_whose_last_token_is_in_flight_keeps_its_adapters_place() -> None:
+    run = Run(20, async_scheduling=True, max_loras=1)
+    run.arrive("a", (1, 4), lora=1)
+    run.arrive("b", (2, 4), lora=2)
+    assert run.begin() == {"a": 4}
+    assert run.begin() == {}  # a runs on, though nothing of it is scheduled
+    run.end()
+    assert run.begin() == {"b": 4}
 
 
 # a shortcut that is no rule

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sim.errors import InputError
-from sim.scenario import Scenario, WholeStep, load, resolve, to_yaml
+from sim.resolve import resolve
+from sim.scenario import Scenario, WholeStep, load, to_yaml
 
 GOOD = """\
 name: small

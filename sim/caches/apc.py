@@ -7,9 +7,10 @@ row in the columns of Requests.
 from __future__ import annotations
 
 from sim._jit import verb
-from sim.blocks import FREE, B, free_blocks, register, take, touch
-from sim.chains import NO_ROOM, C, name_chains, release_node
-from sim.core import NO_SEAT, PREEMPTED, WAITING, Core, K, R
+from sim.blocks import FREE, free_blocks, register, take, touch
+from sim.chains import NO_ROOM, name_chains, release_node
+from sim.columns import B, C, K, R
+from sim.core import NO_SEAT, PREEMPTED, WAITING, Core
 
 
 @verb

@@ -90,7 +90,8 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
     import numpy as np
 
     from sim.explain.walk import Walk
-    from sim.scenario import load, resolve
+    from sim.resolve import resolve
+    from sim.scenario import load
 
     scenario = load(path, overrides)
     resolved = resolve(scenario)

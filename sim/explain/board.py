@@ -9,9 +9,9 @@ import numpy as np
 
 from sim import blocks
 from sim._jit import entry
-from sim.blocks import TAKEN_LOGGED, B
-from sim.chains import C
-from sim.core import RUNNING, Core, K, Q, R, T
+from sim.blocks import TAKEN_LOGGED
+from sim.columns import B, C, K, Q, R, T
+from sim.core import RUNNING, Core
 from sim.explain.events import Board, Content
 from sim.explain.tokens import NONE_HASH, Tokens
 

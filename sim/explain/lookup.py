@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from sim.blocks import FREE
-from sim.core import Core, EngineConfig, K
+from sim.columns import K
+from sim.core import Core, EngineConfig
 from sim.explain.events import Board, Looked, Verdict
 from sim.explain.tokens import NONE_HASH
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable, Sequence
 
-from sim.chains import ROOT, C, ChainTree, N
+from sim.chains import ROOT, ChainTree
+from sim.columns import C, N
 from sim.explain.events import Content
 from sim.hashing import block_hashes, none_hash
 from sim.request import Batch

@@ -14,9 +14,10 @@ from typing import NamedTuple
 from sim import cost as step_cost
 from sim import scheduler, update, waiting
 from sim._jit import entry
-from sim.blocks import EVICTIONS, TAKEN_LOGGED, B
+from sim.blocks import EVICTIONS, TAKEN_LOGGED
 from sim.chains import NO_ROOM
-from sim.core import REFUSED, Core, EngineConfig, K, Q, R, S, T, W
+from sim.columns import B, K, Q, R, S, T, W
+from sim.core import REFUSED, Core, EngineConfig
 from sim.cost import StepCost
 from sim.explain.board import Request, draw_board, registered_between, table_of, taken_between
 from sim.explain.events import Admission, Arrival, Blocked, Board, Event, Finish, Output, Running

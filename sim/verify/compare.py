@@ -9,8 +9,8 @@ import numpy as np
 
 from sim import blocks
 from sim._jit import entry
-from sim.blocks import FREE, TAKEN_LOGGED, B
-from sim.chains import C
+from sim.blocks import FREE, TAKEN_LOGGED
+from sim.columns import B, C
 from sim.core import Core
 from sim.verify.contents import crc
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from sim.blocks import FREE
-from sim.core import EngineConfig, K, R
+from sim.columns import K, R
+from sim.core import EngineConfig
 from sim.verify.compare import compare
 from sim.verify.contents import crc, known_tokens
 from sim.verify.scheduler import SchedulerReplay

@@ -8,10 +8,9 @@ import numpy as np
 
 from sim import blocks
 from sim._jit import entry
-from sim.blocks import B
 from sim.caches import apc
-from sim.chains import C
-from sim.core import NO_SEAT, PREEMPTED, RUNNING, WAITING, EngineConfig, K, R
+from sim.columns import B, C, K, R
+from sim.core import NO_SEAT, PREEMPTED, RUNNING, WAITING, EngineConfig
 from sim.state import State
 from sim.verify.compare import compare, drain_taken, free_queue, pool_state
 from sim.verify.contents import Contents, crc, known_tokens

@@ -13,7 +13,8 @@ import numpy as np
 from sim import blocks, scheduler, update, waiting
 from sim._jit import entry
 from sim.chains import NO_ROOM
-from sim.core import WAITING, EngineConfig, K, Q, R, S, T
+from sim.columns import K, Q, R, S, T
+from sim.core import WAITING, EngineConfig
 from sim.state import State
 from sim.update import BY_LENGTH, BY_STOP_TOKEN
 from sim.verify.compare import compare, drain_taken, pool_state

@@ -1,0 +1,106 @@
+"""The run of a scenario: requests made, simulated, recorded and summed up."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sim.errors import InputError
+from sim.metrics import Records, Slo, summarize
+from sim.resolve import Resolved, resolve
+from sim.scenario import Scenario
+from workloads import WorkloadWarning
+
+
+class Result(NamedTuple):
+    """A finished run. `records` is closed, and is the caller's to discard."""
+
+    resolved: Resolved
+    summary: dict[str, Any]
+    records: Records
+
+
+def run(
+    scenario: Scenario, *, progress: Callable[[int, float], None] | None = None, folder: Path | None = None
+) -> Result:
+    """Simulate; records go to `folder`/requests.parquet if there is a folder.
+
+    progress(requests done, simulated seconds) is called now and then. Raises InputError if no
+    request can run, WorkloadError for bad data in the workload's files.
+    """
+    resolved = resolve(scenario)
+    from sim.engine import simulate  # slow to load; what does not resolve is told without it
+
+    config = resolved.config
+    workload = scenario.workload
+    records = Records(folder / "requests.parquet" if folder else None)
+    refused: list[int] = []
+    num_refused = longest = 0
+
+    def collect(chunk: dict[str, Any]) -> None:
+        nonlocal num_refused, longest
+        bad = chunk["request_id"][chunk["refused"] != 0]
+        num_refused += len(bad)
+        refused.extend(bad[: 10 - len(refused)].tolist())
+        longest = max(longest, int(chunk["prompt_len"].max(initial=0)))
+        records.append(chunk)
+
+    seed = np.random.SeedSequence(scenario.seed)
+    told: list[str] = []
+    try:
+        with _told_by_workload(told):
+            totals = simulate(
+                workload.batches(seed, config.block_size),
+                config,
+                resolved.step_time.cost,
+                concurrency=workload.concurrency,
+                think_times=workload.think_times(seed) if workload.concurrency else None,
+                on_records=collect,
+                progress=progress,
+            )
+        records.close()
+        limit = min(config.max_model_len, (config.num_gpu_blocks - 1) * config.block_size)
+        if records.num_rows == 0:
+            raise InputError(f"{scenario.name}: the workload has no requests")
+        if num_refused == records.num_rows:
+            raise InputError(
+                f"{scenario.name}: none of the {num_refused} requests can run: the limit is {limit} tokens "
+                f"(engine.max_model_len {config.max_model_len}, a pool of {config.num_gpu_blocks - 1} "
+                f"blocks of {config.block_size}); raise the smaller"
+            )
+        slo = Slo(**scenario.slo.model_dump()) if scenario.slo else None
+        figures = summarize(records, totals, config, slo)
+    except BaseException:
+        records.discard()
+        raise
+    notes = [*resolved.step_time.warnings, *told]
+    if num_refused:
+        named = ", ".join(map(str, refused)) + (", …" if num_refused > len(refused) else "")
+        of_all = f"{num_refused} of {records.num_rows} requests"
+        notes.append(f"{of_all} can never fit in {limit} tokens and were refused: {named}")
+    if config.enable_prefix_caching and longest <= config.block_size:
+        notes.append(
+            f"no prompt is longer than one block of {config.block_size} tokens (the longest has {longest}): "
+            "hits will be 0; lower engine.block_size"
+        )
+    head = {"name": scenario.name, "model": scenario.model, "gpu": scenario.gpu, "seed": scenario.seed}
+    tail = {"calibration": resolved.step_time.name, "assumed": resolved.assumed, "warnings": notes}
+    return Result(resolved, head | figures | tail, records)
+
+
+@contextlib.contextmanager
+def _told_by_workload(told: list[str]) -> Iterator[None]:
+    """Collect the WorkloadWarnings of the block in `told`; others go where they always go."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", WorkloadWarning)
+        yield
+    for one in caught:
+        if issubclass(one.category, WorkloadWarning):
+            told.append(str(one.message))
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

@@ -1,0 +1,82 @@
+"""YAML as scenarios are written in: YAML 1.2 scalars, each field once, and the line of every field."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from sim.errors import InputError, Location
+
+Lines = dict[Location, str]  # "source:line" for each path of keys
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 scalars (`no` is a string, `1e3` a number), and the vLLM benchmark's `inf`."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes exactly what _Loader would read as something else than a string."""
+
+
+_NUMBER = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.?inf|\.?nan|\.NaN"
+
+for _yaml_class in (_Loader, _Dumper):
+    _yaml_class.yaml_implicit_resolvers = {}
+    for _tag, _pattern, _first in (
+        ("null", r"~|null|Null|NULL|", [*"~nN", ""]),
+        ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+        ("int", r"[-+]?[0-9]+", list("-+0123456789")),
+        ("float", _NUMBER, list("-+0123456789.in")),
+    ):
+        _yaml_class.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first
+        )
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
+_Loader.add_constructor(
+    "tag:yaml.org,2002:float", lambda _, node: float(re.sub(r"\.(?=[in])", "", node.value.lower()))
+)
+
+
+def parse(text: str, source: str, lines: Lines) -> dict[str, Any]:
+    """The mapping in a YAML text; `lines` is filled with "source:line" for each path of keys."""
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None:
+            raise InputError(f"{source}: the scenario is empty; `prefixsim schema` lists its fields")
+        if not isinstance(root, yaml.MappingNode):
+            raise InputError(f"{source}:1: the scenario should be a mapping of fields such as `workload:`")
+        _mark(root, (), source, lines)
+        data: dict[str, Any] = loader.construct_document(root)
+        return data
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        at = f"{source}:{mark.line + 1}" if mark else source
+        raise InputError(f"{at}: not valid YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _mark(node: yaml.Node, location: Location, source: str, lines: Lines) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            line = f"{source}:{key.start_mark.line + 1}"
+            here = (*location, key.value if isinstance(key, yaml.ScalarNode) else "?")
+            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+                raise InputError(f"{line}: a field name should be a word, not {key.value!r}")
+            if here in lines:
+                raise InputError(f"{line}: {'.'.join(map(str, here))}: given twice; keep one of the two")
+            lines[here] = line
+            _mark(value, here, source, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            lines[(*location, i)] = f"{source}:{item.start_mark.line + 1}"
+            _mark(item, (*location, i), source, lines)
+
+
+def dump(data: dict[str, Any]) -> str:
+    """YAML text of a mapping that `parse` reads back as the same."""
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return text
