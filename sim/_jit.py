@@ -57,6 +57,7 @@ def verb(function: F) -> F:
 
     inner = numba.njit(function, **_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
     inner.compile = _with_optimizer(1, inner.compile)
+    inner.__class__ = _verb_class()
     return inner  # type: ignore[no-any-return]
 
 
@@ -107,6 +108,19 @@ def _with_optimizer(level: int, compile_overload: Callable[[Any], Any]) -> Calla
                 gc.enable()
 
     return compiling
+
+
+@functools.cache
+def _verb_class() -> Any:
+    from numba.core.registry import CPUDispatcher
+
+    class Verb(CPUDispatcher):  # type: ignore[misc]
+        """A compiled function without a way in from Python: a call would crash the process."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            raise TypeError(f"{self.__name__} is a verb: from Python, call entry({self.__name__})")
+
+    return Verb
 
 
 @functools.cache

@@ -6,7 +6,9 @@ Exit status: 0 good, 1 something was found, 2 bad input, 130 interrupted.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -131,11 +133,16 @@ def schema() -> None:
 
     from sim.scenario import Scenario
 
-    print(json.dumps(Scenario.model_json_schema(), indent=2))
+    with _one_line_errors():
+        print(json.dumps(Scenario.model_json_schema(), indent=2), flush=True)
 
 
 def main() -> None:
     """Entry point of `prefixsim`."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # clean up, as on Ctrl-C
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8
     app()
 
 
@@ -155,8 +162,9 @@ def _one_line_errors() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit fails too
         raise typer.Exit(0) from None
-    except MemoryError:
-        _say("not enough memory for this run; lower engine.num_gpu_blocks")
+    except MemoryError as error:
+        what = f" ({error})" if str(error) else ""
+        _say(f"not enough memory{what}; lower the largest numbers of the scenario, or give it more")
         raise typer.Exit(2) from None
     except OSError as error:  # a full disk, a folder that went away
         _say(f"{error.filename or 'input or output'}: {error.strerror or error}")

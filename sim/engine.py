@@ -151,6 +151,7 @@ class Engine:
     def refuse(self, slot: int) -> None:
         """Record a request that can never run, and vacate its slot."""
         self.refused.discard(slot)
+        self.deliver()  # those that ended before
         core = self.state.core
         here = slice(slot, slot + 1)
         chunk: Records = {name: core.requests[getattr(R, name), here].copy() for name in INT_FIELDS[:5]}
@@ -166,6 +167,8 @@ class Engine:
         """Hand the collected records on."""
         core = self.state.core
         n = int(core.count[K.num_records])
+        if n == 0:
+            return
         ints, floats = core.record_ints[:n].copy(), core.record_floats[:n].copy()
         core.count[K.num_records] = 0
         self.num_done += n

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH = 64
 LABEL = 42
+DAY = 24 * 3600.0  # seconds
 RESULT_FILES = frozenset({"summary.json", "requests.parquet", "scenario.yaml", "run.png"})
 
 _HEADINGS = {
@@ -139,11 +142,13 @@ def _percent(value: float | None) -> float | None:
 def result_folder(out: Path) -> Iterator[Path]:
     """A folder to write a run's files into; it becomes `out` when the block ends well.
 
-    It is a hidden sibling of `out`, removed if the block fails. What a former run left at `out`
-    is replaced; anything else there is refused. Raises InputError, before the block where it can.
+    It is a hidden sibling of `out`, removed if the block fails; one that a killed run left is
+    removed by a run to the same place a day later. What a former run left at `out` is replaced;
+    anything else there is refused. Raises InputError, before the block where it can.
     """
     out = out.resolve()
     _refuse_foreign(out)
+    _remove_abandoned(out)
     partial = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -171,6 +176,14 @@ def _refuse_foreign(out: Path) -> None:
     foreign = [name for name in names if name not in RESULT_FILES]
     if foreign:
         raise InputError(f"--out {out}: holds {foreign[0]}, which no run wrote; give a new or empty folder")
+
+
+def _remove_abandoned(out: Path) -> None:
+    """Remove partial results for `out` in which nothing has changed for a day."""
+    for partial in out.parent.glob(f".{glob.escape(out.name)}.????????.partial"):
+        with contextlib.suppress(OSError):
+            if max(path.stat().st_mtime for path in (partial, *partial.iterdir())) < time.time() - DAY:
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def _replace(partial: Path, out: Path) -> None:

@@ -17,6 +17,9 @@ from sim.scenario import Scenario
 from workloads import WorkloadWarning
 
 
+LATEST = 1e12  # seconds: later than that, a float has no more milliseconds
+
+
 class Result(NamedTuple):
     """A finished run. `records` is closed, and is the caller's to discard."""
 
@@ -53,7 +56,7 @@ def run(
     seed = np.random.SeedSequence(scenario.seed)
     told: list[str] = []
     try:
-        with _told_by_workload(told):
+        with _told_by_workload(told), np.errstate(over="ignore", invalid="ignore"):
             totals = simulate(
                 workload.batches(seed, config.block_size),
                 config,
@@ -72,6 +75,11 @@ def run(
                 f"{scenario.name}: none of the {num_refused} requests can run: the limit is {limit} tokens "
                 f"(engine.max_model_len {config.max_model_len}, a pool of {config.num_gpu_blocks - 1} "
                 f"blocks of {config.block_size}); raise the smaller"
+            )
+        if not totals.last_time < LATEST:
+            raise InputError(
+                f"{scenario.name}: the run ends {totals.last_time:g} s after it starts, too late for a clock "
+                f"that knows milliseconds up to {LATEST:g} s; check arrivals, think times and step times"
             )
         slo = Slo(**scenario.slo.model_dump()) if scenario.slo else None
         figures = summarize(records, totals, config, slo)

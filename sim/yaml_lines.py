@@ -10,6 +10,7 @@ import yaml
 from sim.errors import InputError, Location
 
 Lines = dict[Location, str]  # "source:line" for each path of keys
+MOST = 10_000  # fields and items: a few lines of aliases can stand for more than any memory holds
 
 
 class _Loader(yaml.SafeLoader):
@@ -27,7 +28,7 @@ for _yaml_class in (_Loader, _Dumper):
     for _tag, _pattern, _first in (
         ("null", r"~|null|Null|NULL|", [*"~nN", ""]),
         ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-        ("int", r"[-+]?[0-9]+", list("-+0123456789")),
+        ("int", r"[-+]?[0-9]{1,1000}", list("-+0123456789")),
         ("float", _NUMBER, list("-+0123456789.in")),
     ):
         _yaml_class.add_implicit_resolver(
@@ -40,7 +41,10 @@ _Loader.add_constructor(
 
 
 def parse(text: str, source: str, lines: Lines) -> dict[str, Any]:
-    """The mapping in a YAML text; `lines` is filled with "source:line" for each path of keys."""
+    """The mapping in a YAML text; `lines` is filled with "source:line" for each path of keys.
+
+    Raises InputError for what is not YAML, no mapping, given twice, or bears a tag such as !!set.
+    """
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -48,7 +52,7 @@ def parse(text: str, source: str, lines: Lines) -> dict[str, Any]:
             raise InputError(f"{source}: the scenario is empty; `prefixsim schema` lists its fields")
         if not isinstance(root, yaml.MappingNode):
             raise InputError(f"{source}:1: the scenario should be a mapping of fields such as `workload:`")
-        _mark(root, (), source, lines)
+        _mark(root, (), source, lines, loader)
         data: dict[str, Any] = loader.construct_document(root)
         return data
     except yaml.MarkedYAMLError as error:
@@ -57,23 +61,35 @@ def parse(text: str, source: str, lines: Lines) -> dict[str, Any]:
         raise InputError(f"{at}: not valid YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise InputError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise InputError(f"{source}: nested too deeply; a scenario has four levels at most") from None
 
 
-def _mark(node: yaml.Node, location: Location, source: str, lines: Lines) -> None:
+def _mark(node: yaml.Node, location: Location, source: str, lines: Lines, loader: _Loader) -> None:
+    """Note the lines of everything in `node`, and refuse what a scenario has no use for."""
+    if len(lines) > MOST:
+        raise InputError(f"{source}: stands for more than {MOST:,} values; write fewer, without aliases")
     if isinstance(node, yaml.MappingNode):
+        implied = {"tag:yaml.org,2002:map"}
         for key, value in node.value:
             line = f"{source}:{key.start_mark.line + 1}"
             here = (*location, key.value if isinstance(key, yaml.ScalarNode) else "?")
             if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
-                raise InputError(f"{line}: a field name should be a word, not {key.value!r}")
+                named = repr(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+                raise InputError(f"{line}: a field name should be a word, not {named}")
             if here in lines:
                 raise InputError(f"{line}: {'.'.join(map(str, here))}: given twice; keep one of the two")
             lines[here] = line
-            _mark(value, here, source, lines)
+            _mark(value, here, source, lines, loader)
     elif isinstance(node, yaml.SequenceNode):
+        implied = {"tag:yaml.org,2002:seq"}
         for i, item in enumerate(node.value):
             lines[(*location, i)] = f"{source}:{item.start_mark.line + 1}"
-            _mark(item, (*location, i), source, lines)
+            _mark(item, (*location, i), source, lines, loader)
+    else:
+        implied = {"tag:yaml.org,2002:str", loader.resolve(yaml.ScalarNode, node.value, (True, False))}
+    if node.tag not in implied:
+        raise InputError(f"{source}:{node.start_mark.line + 1}: a tag ({node.tag}) has no use here; drop it")
 
 
 def dump(data: dict[str, Any]) -> str:

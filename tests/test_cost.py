@@ -12,13 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sim import cost as step_cost
+from sim._jit import entry
 from sim.calibration import KernelCalibration, find_calibration, load_calibration
-from sim.cost import StepCost, compile_cost, cpu_time, gpu_time, linear_cost
+from sim.cost import StepCost, compile_cost, linear_cost
 from sim.hardware import load_gpu, load_model, shipped
 from sim.memory import kv_bytes_per_token
 
 BUDGET = 8192
 ROOT = Path(__file__).parent.parent
+
+gpu_time = entry(step_cost.gpu_time)
+cpu_time = entry(step_cost.cpu_time)
 
 
 def cost_of(name: str, block_size: int = 16) -> StepCost:
@@ -50,14 +55,15 @@ def random_steps(count: int) -> list[tuple[int, ...]]:
 
 def bits_of_random_steps(plain: bool) -> list[str]:
     def function(verb: Any) -> Any:
-        return getattr(verb, "py_func", verb) if plain else verb
+        return getattr(verb, "py_func", verb) if plain else entry(verb)
 
+    gpu, cpu = function(step_cost.gpu_time), function(step_cost.cpu_time)
     bits = []
     for name in shipped("calibrations"):
         cost = cost_of(name)._replace(cpu0_us=1234.5, cpu1_us=6.7)
         for step in random_steps(300):
-            bits.append(float(function(gpu_time)(cost, *step)).hex())
-            bits.append(float(function(cpu_time)(cost, step[2])).hex())
+            bits.append(float(gpu(cost, *step)).hex())
+            bits.append(float(cpu(cost, step[2])).hex())
     return bits
 
 

@@ -28,7 +28,7 @@ from sim._jit import verb
 def callee(x):
     return x * {factor}
 """
-CALL = "from sim.caller import caller; print(caller(10))"
+CALL = "from sim._jit import entry; from sim.caller import caller; caller = entry(caller); print(caller(10))"
 HITS = "; s = caller.stats; print(sum(s.cache_hits.values()), sum(s.cache_misses.values()))"
 
 
@@ -156,3 +156,8 @@ def test_the_package_imports_without_numba_and_simpy() -> None:
     assert process.stdout.split() == [sim.__version__, "False", "True"]
     with pytest.raises(AttributeError, match="nonsense"):
         _ = sim.nonsense
+
+
+def test_a_verb_called_from_python_says_what_to_call(copy: Copy) -> None:
+    code = "from sim.callee import callee\ntry: callee(1)\nexcept TypeError as error: print(error)"
+    assert "entry(callee)" in copy.run(code)
