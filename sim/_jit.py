@@ -51,11 +51,20 @@ def verb(function: F) -> F:
     point is not reordered, so that compiled and plain runs give the same bits. From Python, call
     the `entry` of a verb: compiling every verb's way in from Python would double the time.
     """
+    return _inner(function)
+
+
+def inlined(function: F) -> F:
+    """A verb whose statements are copied into its caller: for a verb with one caller, compiled once less."""
+    return _inner(function, inline="always")
+
+
+def _inner(function: F, **options: Any) -> F:
     if jit_disabled():
         return function
     import numba
 
-    inner = numba.njit(function, **_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    inner = numba.njit(function, **_OPTIONS, **options, no_cpython_wrapper=True, no_cfunc_wrapper=True)
     inner.compile = _with_optimizer(1, inner.compile)
     inner.__class__ = _verb_class()
     return inner  # type: ignore[no-any-return]

@@ -37,14 +37,14 @@ def flatten(core: Core, cost: StepCost) -> tuple[Any, ...]:
     Handing over a named tuple of arrays costs microseconds a call, the same arrays one by one a
     tenth of that, and a run makes a call for nearly every arrival.
     """
-    config = np.array(core.config, np.float64)
-    coefficients = np.array(cost[_TABLES:], np.float64)
+    config = np.array(core.config).astype(np.int64)
+    coefficients = np.array([*cost[_TABLES:], core.config.watermark])
     return config, coefficients, *cost[:_TABLES], *core.pool, *core.tree, *core[3:]
 
 
 @verb
 def advance_verb(
-    now: float, horizon: float, config: Floats, c: Floats,
+    now: float, horizon: float, config: Ints, c: Floats,
     token_us: Floats, decode_us: Floats, output_us: Floats,
     blocks: Ints, pool_count: Ints, taken: Ints,
     chains: Ints, nodes: Ints, buckets: Ints, free_runs: Ints, tree_count: Ints,
@@ -63,8 +63,8 @@ def advance_verb(
     """
     core = Core(
         EngineConfig(
-            int(config[0]), int(config[1]), int(config[2]), int(config[3]), int(config[4]), int(config[5]),
-            config[6], int(config[7]), config[8] != 0, config[9] != 0, config[10] != 0, config[11] != 0,
+            config[0], config[1], config[2], config[3], config[4], config[5],
+            c[13], config[7], config[8] != 0, config[9] != 0, config[10] != 0, config[11] != 0,
             config[12] != 0, config[13] != 0, config[14] != 0,
         ),
         BlockPool(blocks, pool_count, taken),

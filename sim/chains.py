@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim._jit import verb
+from sim._jit import inlined, verb
 from sim.columns import C, N
 from sim.request import Ints
 
@@ -148,7 +148,7 @@ def release_node(tree: ChainTree, node: int) -> None:
         tree.nodes[N.refs, node] -= 1
 
 
-@verb
+@inlined
 def name_chains(
     tree: ChainTree,
     segments: Ints,

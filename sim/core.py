@@ -38,8 +38,6 @@ class EngineConfig(NamedTuple):
     use_eagle: bool = False  # drop the last hit block (the legacy rule of EAGLE speculative decoding)
 
 
-RECORD_INTS = 9
-RECORD_FLOATS = 4
 
 
 class Core(NamedTuple):
@@ -56,8 +54,8 @@ class Core(NamedTuple):
     vacant_seats: Ints  # a stack
     queues: Ints  # [Q, i]
     steps: Ints  # [S, step, i]
-    record_ints: Ints  # [i]: ended requests, see update.record
-    record_floats: Floats
+    record_ints: Ints  # [i]: an ended request's first columns, then its outputs and how it ended
+    record_floats: Floats  # [i]: its first times
     watched: Ints  # request ids of watched requests that ended
     itl_histogram: Ints  # inter-token latencies
     count: Ints  # type: ignore[assignment]  # [K]; the name shadows tuple.count

@@ -6,7 +6,7 @@ Between them a step is one addition to the clock. The results are those of `sche
 
 from __future__ import annotations
 
-from sim._jit import verb
+from sim._jit import inlined, verb
 from sim.blocked_head import is_still_blocked
 from sim.blocks import FREE
 from sim.caches.apc import allocate_slots
@@ -92,7 +92,7 @@ def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_rea
     return now
 
 
-@verb
+@inlined
 def meet_edges(core: Core, done: int, n: int, head: int) -> bool:
     """Take or register the blocks that the run's step number `done` needs, in running order.
 

@@ -23,8 +23,8 @@ from sim.update import BY_REFUSAL
 Process = Generator[Event, Any, None]
 Records = dict[str, npt.NDArray[Any]]
 INT_FIELDS = (
-    "request_id", "session_id", "tenant", "prefix_group", "prompt_len", "output_len", "num_cached_tokens",
-    "num_preemptions",
+    "request_id", "session_id", "tenant", "prefix_group", "prompt_len", "num_cached_tokens",
+    "num_preemptions", "output_len",
 )  # fmt: skip
 FLOAT_FIELDS = ("arrival_time", "scheduled_time", "first_token_time", "finish_time")
 ROWS = 4096  # ended requests collected between two deliveries

@@ -6,7 +6,7 @@ Requests that run come first, then the waiting queue; see sim/update.py for the 
 
 from __future__ import annotations
 
-from sim._jit import verb
+from sim._jit import inlined, verb
 from sim.blocked_head import is_still_blocked, note_blocked
 from sim.caches.apc import (
     allocate_slots,
@@ -22,7 +22,7 @@ from sim.step_shape import update_after_schedule
 from sim.waiting import prepend_request, push, remove_at
 
 
-@verb
+@inlined
 def schedule(core: Core, step: int) -> int:
     """Choose the next step's work and write it to the in-flight row `step`.
 
@@ -140,7 +140,7 @@ def choose_victim(core: Core) -> int:
     return worst
 
 
-@verb
+@inlined
 def preempt(core: Core, slot: int) -> None:
     """Free a running request's blocks and queue it again; its tokens stay (Scheduler._preempt_request)."""
     requests = core.requests
@@ -229,7 +229,7 @@ def lacks_lora_place(core: Core, slot: int) -> bool:
     return distinct >= core.config.max_loras
 
 
-@verb
+@inlined
 def admit(core: Core, slot: int, hit_tokens: int) -> None:
     """Move the head of the waiting queue to the end of the running list and count its hit.
 

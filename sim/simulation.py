@@ -16,7 +16,6 @@ from sim.resolve import Resolved, resolve
 from sim.scenario import Scenario
 from workloads import WorkloadWarning
 
-
 LATEST = 1e12  # seconds: later than that, a float has no more milliseconds
 
 

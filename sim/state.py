@@ -7,7 +7,7 @@ import numpy as np
 from sim.blocks import new_pool
 from sim.chains import ChainTree, new_tree
 from sim.columns import K, Q, R, S, T, W
-from sim.core import NO_SEAT, RECORD_FLOATS, RECORD_INTS, REFUSED, VACANT, WAITING, Core, EngineConfig
+from sim.core import NO_SEAT, REFUSED, VACANT, WAITING, Core, EngineConfig
 from sim.histogram import new_histogram
 from sim.request import Batch, Ints
 
@@ -54,8 +54,8 @@ class State:
             vacant_seats=np.arange(seats)[::-1].copy(),
             queues=np.zeros((Q.WIDTH, 0), np.int64),
             steps=np.zeros((S.WIDTH, 2, seats), np.int64),
-            record_ints=np.zeros((num_records, RECORD_INTS), np.int64),
-            record_floats=np.zeros((num_records, RECORD_FLOATS)),
+            record_ints=np.zeros((num_records, R.RECORDED + 2), np.int64),
+            record_floats=np.zeros((num_records, T.RECORDED)),
             watched=np.zeros(num_records, np.int64),
             itl_histogram=new_histogram(),
             count=count,

@@ -112,21 +112,12 @@ def record(core: Core, slot: int, reason: int) -> None:
     requests = core.requests
     count = core.count
     row = count[K.num_records]
-    ints = core.record_ints
-    floats = core.record_floats
-    ints[row, 0] = requests[R.request_id, slot]
-    ints[row, 1] = requests[R.session_id, slot]
-    ints[row, 2] = requests[R.tenant, slot]
-    ints[row, 3] = requests[R.prefix_group, slot]
-    ints[row, 4] = requests[R.prompt_len, slot]
-    ints[row, 5] = requests[R.num_tokens, slot] - requests[R.prompt_len, slot]
-    ints[row, 6] = requests[R.num_cached_tokens, slot]
-    ints[row, 7] = requests[R.num_preemptions, slot]
-    ints[row, 8] = reason
-    floats[row, 0] = core.times[T.arrival_time, slot]
-    floats[row, 1] = core.times[T.scheduled_time, slot]
-    floats[row, 2] = core.times[T.first_token_time, slot]
-    floats[row, 3] = core.times[T.last_token_time, slot]
+    for i in range(R.RECORDED):
+        core.record_ints[row, i] = requests[i, slot]
+    core.record_ints[row, R.RECORDED] = requests[R.num_tokens, slot] - requests[R.prompt_len, slot]
+    core.record_ints[row, R.RECORDED + 1] = reason
+    for i in range(T.RECORDED):
+        core.record_floats[row, i] = core.times[i, slot]
     count[K.num_records] = row + 1
     if requests[R.watched, slot]:
         core.watched[count[K.num_watched]] = requests[R.request_id, slot]

@@ -127,7 +127,7 @@ class SchedulerReplay:
         ints = core.record_ints[: self.count(K.num_records)]
         core.count[K.num_records] = 0
         reasons = {BY_LENGTH: "length", BY_STOP_TOKEN: "stop"}
-        ended = [(self.name_of[int(row[0])], reasons[int(row[8])]) for row in ints]
+        ended = [(self.name_of[int(row[0])], reasons[int(row[-1])]) for row in ints]
         for row in ints:
             del self.slot_of[self.name_of[int(row[0])]]
         totals = [self.count(index) for index in STATISTICS]
