@@ -21,6 +21,7 @@ from workloads import AnyWorkload
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Milliseconds = Annotated[float, Field(gt=0.0)]
+Microseconds = Annotated[float, Field(ge=0.0, le=1e9)]
 
 
 class Section(BaseModel):
@@ -84,10 +85,10 @@ class WholeStep(Section):
     """T = base_us + token_us * tokens + decode_context_us * decoded KV + seq_us * sequences."""
 
     form: Literal["whole_step"] = "whole_step"
-    base_us: Annotated[float, Field(ge=0.0)] = 0.0
-    token_us: Annotated[float, Field(ge=0.0)] = 0.0
-    decode_context_us: Annotated[float, Field(ge=0.0)] = 0.0
-    seq_us: Annotated[float, Field(ge=0.0)] = 0.0
+    base_us: Microseconds = 0.0
+    token_us: Microseconds = 0.0
+    decode_context_us: Microseconds = 0.0
+    seq_us: Microseconds = 0.0
 
 
 class Scenario(Section):

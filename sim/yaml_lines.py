@@ -87,7 +87,8 @@ def _mark(node: yaml.Node, location: Location, source: str, lines: Lines, loader
             lines[(*location, i)] = f"{source}:{item.start_mark.line + 1}"
             _mark(item, (*location, i), source, lines, loader)
     else:
-        implied = {"tag:yaml.org,2002:str", loader.resolve(yaml.ScalarNode, node.value, (True, False))}
+        plain = loader.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
+        implied = {"tag:yaml.org,2002:str", plain}
     if node.tag not in implied:
         raise InputError(f"{source}:{node.start_mark.line + 1}: a tag ({node.tag}) has no use here; drop it")
 
