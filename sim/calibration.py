@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, model_validator
 
 from sim.errors import InputError, suggestion
 from sim.hardware import Count, Dtype, Strict, check, find, read_yaml
@@ -111,13 +111,11 @@ class KernelCalibration(_Common):
     cpu: Cpu
     block_size_factor: Annotated[float, Field(gt=0)]  # on attention, against the measured block size
 
-    @field_validator("allreduce")
-    @classmethod
-    def _with_tp(cls, value: Allreduce | None, info: ValidationInfo) -> Allreduce | None:
-        tp = info.data.get("tp")
-        if tp is not None and (tp > 1) != (value is not None):
-            raise ValueError("should be there with tp above 1, and only then")
-        return value
+    @model_validator(mode="after")
+    def _with_tp(self) -> KernelCalibration:
+        if (self.tp > 1) != (self.allreduce is not None):
+            raise ValueError("allreduce: should be there with tp above 1, and only then")
+        return self
 
 
 class WholeStepCalibration(_Common):

@@ -39,6 +39,23 @@ class Format(StrEnum):
 FormatOption = Annotated[Format, typer.Option("--format", help="Of stdout.")]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from sim import __version__
+
+        print(f"prefixsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Simulate LLM prefix caching under load, with the decisions vLLM would make."""
+
+
 @app.command()
 def run(
     scenario: Annotated[Path, typer.Argument(help="A scenario in YAML.")],
@@ -69,6 +86,8 @@ def run(
             if folder is not None:
                 write(result, folder)
             result.records.discard()
+        if out is not None:
+            _say(f"written: {', '.join(sorted(path.name for path in out.iterdir()))} in {out}")
         if output is Format.json:
             for text in result.summary["warnings"]:
                 _say(f"warning: {text}")

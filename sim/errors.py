@@ -47,7 +47,8 @@ def describe(
     others = len({at for at, _ in found}) - 1
     path, text = _finding(path, item, same, model, data)
     more = f" (and {others} more)" if others else ""
-    return f"{where(path)}: {'.'.join(map(str, path)) or 'the scenario'}: {text}{more}"
+    place = [where(path), ".".join(map(str, path))] if path else [where(path)]
+    return f"{': '.join(place)}: {text}{more}"
 
 
 def _finding(

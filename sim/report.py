@@ -43,14 +43,16 @@ _VERDICTS = {
 
 
 def to_json(summary: dict[str, Any]) -> str:
-    """The summary as JSON text, the same bytes for the same summary."""
-    return json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """The summary as JSON text in ASCII, the same bytes for the same summary."""
+    return json.dumps(summary, indent=2, allow_nan=False) + "\n"
 
 
 def lines(result: Result) -> Iterator[tuple[str, str]]:
     """The console block as (style, text) lines, headed as `vllm bench serve` heads its own."""
     s = result.summary
+    scenario = result.resolved.scenario
     yield "bold", " Serving Benchmark Result ".center(WIDTH, "=")
+    yield "", f"{s['name']}: {s['model']} on {s['gpu']}, {_setting(result)}"
     yield _line("Successful requests:", s["completed"])
     yield _line("Failed requests:", s["failed"])
     yield _line("Benchmark duration (s), simulated:", s["duration"])
@@ -59,6 +61,8 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
     yield _line("Request throughput (req/s):", s["request_throughput"])
     if "request_goodput" in s:
         yield _line("Request goodput (req/s):", s["request_goodput"])
+        limits = scenario.slo.model_dump(exclude_none=True) if scenario.slo else {}
+        yield "dim", f"  within {', '.join(f'{name} {limit:g} ms' for name, limit in limits.items())}"
     yield _line("Output token throughput (tok/s):", s["output_throughput"])
     yield _line("Total token throughput (tok/s):", s["total_token_throughput"])
     yield _line("Peak concurrent requests:", s["max_concurrent_requests"])
@@ -73,6 +77,8 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
     yield _heading("Load")
     verdict = s["saturation"]
     yield f"bold {_COLOURS[verdict]}", f"{verdict}: {_VERDICTS[verdict]}"
+    if (users := scenario.workload.concurrency) is not None:
+        yield "dim", f"  closed loop: {users} users set the pace; all send their first request at time 0"
     yield _line("Queueing share of TTFT, last third:", s["queueing_share"])
     yield _line("Completed within the arrival span:", s["completion_ratio"])
     yield _line("Engine steps:", s["num_steps"])
@@ -91,11 +97,14 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
 def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
     s = result.summary
     yield _heading("Prefix Cache")
-    yield _line("Hit rate (%):", _percent(s["prefix_cache_hit_rate"]))
-    for text in HIT_RATE_DEFINITION:
-        yield "dim", f"  {text}"
-    yield _line("Prompt tokens hit:", s["prefix_cache_hits"])
-    yield _line("Prompt tokens looked up:", s["prefix_cache_queries"])
+    if result.resolved.config.enable_prefix_caching:
+        yield _line("Hit rate (%):", _percent(s["prefix_cache_hit_rate"]))
+        for text in HIT_RATE_DEFINITION:
+            yield "dim", f"  {text}"
+        yield _line("Prompt tokens hit:", s["prefix_cache_hits"])
+        yield _line("Prompt tokens looked up:", s["prefix_cache_queries"])
+    else:
+        yield "", "off: enable_prefix_caching is false"
     yield _line("Tokens computed, all:", s["num_computed_tokens"])
     yield _line("Evicted blocks:", s["num_evictions"])
     yield _line("Preemptions:", s["num_preemptions"])
@@ -112,6 +121,15 @@ def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
         _percent(s["mean_kv_cache_usage_perc"]),
         _percent(s["max_kv_cache_usage_perc"]),
     )
+
+
+def _setting(result: Result) -> str:
+    """What tells this run from its neighbours, in a few words."""
+    engine = result.resolved.scenario.engine
+    words = [f"tp {engine.tensor_parallel_size}", f"blocks of {engine.block_size}"]
+    words.append("prefix caching " + ("on" if engine.enable_prefix_caching else "off"))
+    words.append("async" if engine.async_scheduling else "sync")
+    return ", ".join(words)
 
 
 def show(result: Result, console: Console) -> None:

@@ -93,7 +93,21 @@ def _resolve(scenario: Scenario) -> Resolved:
         free_all_last=engine.free_order == "all_last",
     )
     kv_bytes = kv_bytes_per_token(model, tp=tp, kv_dtype=step_time.kv_dtype) if model else None
+    if kv_bytes is not None and scenario.gpu in shipped("gpus"):
+        step_time.warnings.extend(_beyond_memory(scenario, config, kv_bytes))
     return Resolved(scenario, config, step_time, kv_bytes, assumed)
+
+
+def _beyond_memory(scenario: Scenario, config: EngineConfig, kv_bytes: int) -> list[str]:
+    """A warning if the pool alone is larger than the GPU."""
+    pool = config.num_gpu_blocks * config.block_size * kv_bytes
+    memory = load_gpu(scenario.gpu).memory_bytes
+    if pool <= memory:
+        return []
+    return [
+        f"the KV pool takes {pool / 2**30:.0f} GiB and a {scenario.gpu} has {memory / 2**30:.0f}: "
+        "no such server exists; lower engine.num_gpu_blocks or let it be auto"
+    ]
 
 
 def _step_time(scenario: Scenario, model: ModelSpec | None, weights: Dtype) -> StepTime:

@@ -72,8 +72,8 @@ def run(
         if num_refused == records.num_rows:
             raise InputError(
                 f"{scenario.name}: none of the {num_refused} requests can run: the limit is {limit} tokens "
-                f"(engine.max_model_len {config.max_model_len}, a pool of {config.num_gpu_blocks - 1} "
-                f"blocks of {config.block_size}); raise the smaller"
+                f"(engine.max_model_len {config.max_model_len}; engine.num_gpu_blocks "
+                f"{config.num_gpu_blocks}, less the null block, of {config.block_size}); raise the smaller"
             )
         if not totals.last_time < LATEST:
             raise InputError(

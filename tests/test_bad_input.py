@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import resource
@@ -105,8 +106,6 @@ def refusal(folder: Path, *arguments: str) -> str:
     ],
 )
 def test_bad_field(folder: Path, override: str, words: list[str]) -> None:
-    if "gpu" in override.split(".")[0] or "cost" in override:
-        words = [*words]
     line = refusal(folder, "s.yaml", "--set", override)
     for word in words:
         assert word in line
@@ -140,7 +139,7 @@ def test_bad_file(folder: Path, content: str | bytes, words: list[str]) -> None:
 def test_a_few_aliases_that_stand_for_very_much(folder: Path) -> None:
     names = "abcdefghijkl"
     text = "a: &a [x, x, x, x, x, x, x, x, x]\n"
-    for before, name in zip(names, names[1:], strict=False):
+    for before, name in itertools.pairwise(names):
         text += f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
     (folder / "b.yaml").write_text(text)
     assert "without aliases" in refusal(folder, "b.yaml")
@@ -213,7 +212,7 @@ def test_missing_files(folder: Path) -> None:
     assert "is a directory" in refusal(folder, str(folder))
     assert "no file none.jsonl" in refusal(folder, "t.yaml", "--set", "workload.path=none.jsonl")
     assert "no file /" in refusal(folder, "t.yaml", "--set", "workload.path=/")
-    assert "128 does not divide" not in refusal(folder, "t.yaml", "--set", "engine.block_size=100")
+    assert "100 does not divide" in refusal(folder, "t.yaml", "--set", "engine.block_size=100")
 
 
 def test_prompts_that_can_never_fit_are_refused_one_by_one(folder: Path) -> None:

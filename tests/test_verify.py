@@ -104,7 +104,8 @@ def test_one_changed_block_of_the_manager_is_found(tmp_path: Path) -> None:
     answer["s"]["free"][0] = 0
     result = verify(write(tmp_path, recording))
     assert result.exit_code == 1
-    assert f"{case['name']}: step 1, s.free: expected [0, " in result.stdout
+    assert f"{case['name']}: step 1 (extend r0 " in result.stdout
+    assert "s.free: expected [0, 6, 7, 8, 9, 10], got [5, 6, 7, 8, 9, 10]" in result.stdout
 
 
 def test_one_changed_hash_is_found(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ GOOD = json.dumps({"kind": "manager", "cases": []}).encode()
         (b'{"schema": "vllm_cpu_truth/2"}', "not a recording"),
         (b'{"schema": "vllm_cpu_truth/1"}', "malformed"),
         (b'{"schema": "vllm_cpu_truth/1", "effective": 3}', "malformed"),
-        (b'{"kind": "manager", "cases": [3]}', "malformed"),
+        (b'{"kind": "manager", "cases": [3]}', "not a recording"),
         (b'{"kind": "manager", "cases": [{}]}', "malformed"),
         (b'{"kind": "scheduler", "cases": [{"name": "a"}]}', "malformed"),
         (b'{"kind": "hashes", "cases": [{"name": "a"}]}', "malformed"),

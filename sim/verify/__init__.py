@@ -32,12 +32,17 @@ def read_recording(path: Path) -> dict[str, Any]:
     from sim.verify.engine_run import SCHEMA
 
     if isinstance(recording, dict) and (
-        (recording.get("kind") in KINDS and isinstance(recording.get("cases"), list))
+        (recording.get("kind") in KINDS and is_list_of_mappings(recording.get("cases")))
         or recording.get("schema") == SCHEMA
     ):
         return recording
     kinds = ", ".join(KINDS)
     raise InputError(f'{path}: not a recording; it needs "kind" ({kinds}) or "schema" ({SCHEMA})')
+
+
+def is_list_of_mappings(value: object) -> bool:
+    """Whether a part of a recording is what `cases` should be."""
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def cases(recording: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -76,9 +81,9 @@ def replay_file(path: Path) -> Iterator[tuple[str, str | None]]:
             replay()
         except Mismatch as mismatch:
             yield name, str(mismatch)
-        except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-            reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
-            raise InputError(f"{path}: case {name}: malformed recording ({reason})") from error
+        except Exception as error:  # a value of a wrong kind may surface anywhere, even in the compiler
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"{path}: case {name}: malformed ({type(error).__name__}: {reason})") from error
         else:
             yield name, None
 
