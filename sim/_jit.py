@@ -59,6 +59,15 @@ def inlined(function: F) -> F:
     return _inner(function, inline="always")
 
 
+def hot(function: F) -> F:
+    """A verb that LLVM must inline: the work of every step and every block.
+
+    Left alone it calls them, and a call hands over an engine's tables word by word; inlined, the
+    speed works ran 1.4 to 2 times as fast.
+    """
+    return _inner(function, forceinline=True)
+
+
 def _inner(function: F, **options: Any) -> F:
     if jit_disabled():
         return function

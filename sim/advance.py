@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sim._jit import entry, verb
+from sim._jit import entry, hot, verb
 from sim.blocks import FREE, BlockPool
 from sim.chains import NO_ROOM, ChainTree
 from sim.columns import K, Q, R, S, T, W
@@ -148,7 +148,7 @@ def take_in_arrivals(core: Core, cost: StepCost, now: float) -> float:
     return math.inf
 
 
-@verb
+@hot
 def start_step(core: Core, cost: StepCost, row: int, size: int, now: float) -> None:
     """Put a scheduled step in flight and note when it ends."""
     count = core.count

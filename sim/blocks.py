@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim._jit import verb
+from sim._jit import hot, verb
 from sim.chains import ChainTree, release_node
 from sim.columns import B, C, N
 from sim.request import Ints
@@ -61,7 +61,7 @@ def insert_after(pool: BlockPool, before: int, block: int) -> None:
     pool.count[FREE] += 1
 
 
-@verb
+@hot
 def register(pool: BlockPool, tree: ChainTree, block: int, chain: int) -> None:
     """Cache a full block under its content (BlockPool.cache_full_blocks).
 
@@ -83,7 +83,7 @@ def register(pool: BlockPool, tree: ChainTree, block: int, chain: int) -> None:
         pool.blocks[B.prev_duplicate, first] = block
 
 
-@verb
+@hot
 def forget(pool: BlockPool, tree: ChainTree, block: int) -> None:
     """Drop a cached block's content; its place and references stay (BlockPool._maybe_evict_cached_block)."""
     chain = pool.blocks[B.chain, block]
@@ -101,7 +101,7 @@ def forget(pool: BlockPool, tree: ChainTree, block: int) -> None:
         pool.count[CONTENT_CHANGES] += 1
 
 
-@verb
+@hot
 def take(pool: BlockPool, tree: ChainTree) -> int:
     """Pop the head of the free queue, evicting what it caches (BlockPool.get_new_blocks).
 
@@ -120,7 +120,7 @@ def take(pool: BlockPool, tree: ChainTree) -> int:
     return block
 
 
-@verb
+@hot
 def touch(pool: BlockPool, block: int) -> None:
     """Reference a cached block; without references it leaves the free queue (BlockPool.touch)."""
     if pool.blocks[B.ref_cnt, block] == 0:
@@ -128,7 +128,7 @@ def touch(pool: BlockPool, block: int) -> None:
     pool.blocks[B.ref_cnt, block] += 1
 
 
-@verb
+@hot
 def free_blocks(pool: BlockPool, table: Ints, num_blocks: int, all_last: bool) -> None:
     """Give back a block table from its last block to its first (BlockPool.free_blocks).
 

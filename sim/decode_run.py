@@ -6,7 +6,7 @@ Between them a step is one addition to the clock. The results are those of `sche
 
 from __future__ import annotations
 
-from sim._jit import inlined, verb
+from sim._jit import hot, inlined
 from sim.blocked_head import is_still_blocked
 from sim.blocks import FREE
 from sim.caches.apc import allocate_slots
@@ -18,7 +18,7 @@ from sim.update import add_latencies
 NEVER = 1 << 62
 
 
-@verb
+@hot
 def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_ready: float) -> float:
     """Take as many decode steps as end before `horizon` and start before `next_ready`.
 

@@ -6,7 +6,7 @@ Requests that run come first, then the waiting queue; see sim/update.py for the 
 
 from __future__ import annotations
 
-from sim._jit import inlined, verb
+from sim._jit import hot, inlined, verb
 from sim.blocked_head import is_still_blocked, note_blocked
 from sim.caches.apc import (
     allocate_slots,
@@ -55,7 +55,7 @@ def prefill_threshold(core: Core) -> int:
     return 0
 
 
-@verb
+@hot
 def schedule_running(core: Core, step: int) -> int:
     """Schedule the running requests in order, preempting from the tail; returns the budget left."""
     config = core.config

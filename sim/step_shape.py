@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sim._jit import verb
+from sim._jit import hot
 from sim.columns import K, R, S
 from sim.core import Core
 
 
-@verb
+@hot
 def update_after_schedule(core: Core, step: int) -> int:
     """Advance the scheduled requests and sum up the step's shape; returns how many there are.
 

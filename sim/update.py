@@ -5,7 +5,7 @@ Mirrors v1/core/sched/scheduler.Scheduler.update_from_output and AsyncScheduler'
 
 from __future__ import annotations
 
-from sim._jit import verb
+from sim._jit import hot, verb
 from sim.caches.apc import cache_blocks, free, leave_seat, set_edge
 from sim.columns import K, Q, R, S, T, W
 from sim.core import RUNNING, VACANT, Core
@@ -16,7 +16,7 @@ from sim.waiting import remove_request
 BY_LENGTH, BY_STOP_TOKEN, BY_ABORT, BY_REFUSAL = range(4)
 
 
-@verb
+@hot
 def update_from_output(core: Core, step: int) -> None:
     """Apply the outputs of the in-flight row `step` at the time clock[W.now]."""
     requests = core.requests

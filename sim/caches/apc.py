@@ -6,7 +6,7 @@ row in the columns of Requests.
 
 from __future__ import annotations
 
-from sim._jit import verb
+from sim._jit import hot, verb
 from sim.blocks import FREE, free_blocks, register, take, touch
 from sim.chains import NO_ROOM, name_chains, release_node
 from sim.columns import B, C, K, R
@@ -111,7 +111,7 @@ def set_edge(core: Core, slot: int) -> None:
         requests[R.edge, slot] = num_blocks * core.config.block_size + 1
 
 
-@verb
+@hot
 def cache_blocks(core: Core, slot: int, num_tokens: int) -> None:
     """Register the blocks that the first `num_tokens` tokens fill (KVCacheManager.cache_blocks)."""
     if not core.config.enable_prefix_caching:
@@ -126,7 +126,7 @@ def cache_blocks(core: Core, slot: int, num_tokens: int) -> None:
         requests[R.num_cached_blocks, slot] = num_full
 
 
-@verb
+@hot
 def allocate_slots(
     core: Core,
     slot: int,
@@ -182,7 +182,7 @@ def allocate_slots(
     return True
 
 
-@verb
+@hot
 def free(core: Core, slot: int) -> None:
     """Release all blocks of a request in reverse (KVCacheManager.free); a waiting one has none."""
     requests = core.requests
