@@ -25,7 +25,8 @@ from sim.update import update_from_output
 from sim.waiting import add_request
 
 # why `advance` returns
-IDLE, WAIT, NOTIFY, GROW = range(4)
+IDLE, WAIT, NOTIFY, GROW, LIVELOCK = range(5)
+FRUITLESS_LIMIT = 10_000  # preemptions with no token sampled between them
 
 
 _TABLES = 3  # StepCost begins with its tables
@@ -59,7 +60,8 @@ def advance_verb(
     the horizon, or watched requests may end in it; it is scheduled and not yet updated, so call
     again at that time, once all outside events of that instant are done. NOTIFY: watched requests
     ended now; call again at the same time after telling. GROW: grow the chain tree, then call
-    again. A smaller horizon changes no result. The other arguments are `flatten`'s.
+    again. LIVELOCK: requests preempt each other and none gets on, as vLLM's might too. A smaller
+    horizon changes no result. The other arguments are `flatten`'s.
     """
     core = Core(
         EngineConfig(
@@ -100,9 +102,13 @@ def advance_verb(
             size = schedule(core, row)
             if size == NO_ROOM:
                 return GROW
-            if size == 0:
+            note_fruitless(core)
+            if count[K.fruitless] > FRUITLESS_LIMIT:
+                return LIVELOCK
+            if size > 0:
+                start_step(core, cost, row, size, now)
+            elif count[K.num_preempted] == 0:
                 break
-            start_step(core, cost, row, size, now)
         if count[K.steps_in_flight] == 0:
             assert count[K.num_running] + count[K.num_waiting] == 0
             clock[W.wake] = next_ready
@@ -190,6 +196,15 @@ def start_step(core: Core, cost: StepCost, row: int, size: int, now: float) -> N
     count[K.num_running_sum] += count[K.num_running]
     count[K.max_num_running] = max(count[K.max_num_running], count[K.num_running])
     note_concurrency(core)
+
+
+@verb
+def note_fruitless(core: Core) -> None:
+    """Count preemptions since a step last sampled a token."""
+    if core.count[K.shape_outputs] > 0:
+        core.count[K.fruitless] = 0
+    else:
+        core.count[K.fruitless] += core.count[K.num_preempted]
 
 
 @verb

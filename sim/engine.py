@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from simpy.events import Event
 
-from sim.advance import GROW, IDLE, NOTIFY, advance, flatten
+from sim.advance import GROW, IDLE, LIVELOCK, NOTIFY, advance, flatten
 from sim.blocks import EVICTIONS
 from sim.clock import Clock
 from sim.columns import K, R, T, W
@@ -28,6 +28,10 @@ INT_FIELDS = (
 )  # fmt: skip
 FLOAT_FIELDS = ("arrival_time", "scheduled_time", "first_token_time", "finish_time")
 ROWS = 4096  # ended requests collected between two deliveries
+
+
+class Livelock(Exception):
+    """The scheduler goes round in circles, as vLLM's would with this configuration."""
 
 
 class Totals(NamedTuple):
@@ -98,6 +102,8 @@ class Engine:
                 self.state.grow_tree()
                 now = float(core.clock[W.now])  # it may have run ahead
                 continue
+            if reason == LIVELOCK:
+                raise Livelock(f"at {core.clock[W.now]:g} s requests preempt each other and none gets on")
             if reason == NOTIFY:
                 self.tell_watchers()
                 yield clock.wake_at(now)

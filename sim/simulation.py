@@ -36,7 +36,7 @@ def run(
     request can run, WorkloadError for bad data in the workload's files.
     """
     resolved = resolve(scenario)
-    from sim.engine import simulate  # slow to load; what does not resolve is told without it
+    from sim.engine import Livelock, simulate  # slow to load; what does not resolve is told without it
 
     config = resolved.config
     workload = scenario.workload
@@ -82,6 +82,12 @@ def run(
             )
         slo = Slo(**scenario.slo.model_dump()) if scenario.slo else None
         figures = summarize(records, totals, config, slo)
+    except Livelock as problem:
+        records.discard()
+        raise InputError(
+            f"{scenario.name}: {problem}, as in vLLM; enlarge engine.num_gpu_blocks, or keep "
+            "engine.scheduler_reserve_full_isl on"
+        ) from None
     except BaseException:
         records.discard()
         raise

@@ -27,7 +27,9 @@ Rate = Annotated[float, BeforeValidator(_infinity), Field(gt=0)]
 class ClosedLoop(Spec):
     """`concurrency` users, each of whom sends its next request a think time after the last ended."""
 
-    concurrency: PositiveInt | None = Field(None, description="users of a closed loop; none: open loop")
+    concurrency: PositiveInt | None = Field(
+        None, le=1 << 20, description="users of a closed loop; none: open loop"
+    )
     think_time: float = Field(0.0, ge=0, allow_inf_nan=False, description="seconds, mean")
     think_time_distribution: Literal["constant", "exponential"] = "constant"
 

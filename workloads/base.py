@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 from sim.request import Batch
 
+MOST_REQUESTS = 2**31 - 1  # of one workload
+
 
 class Spec(BaseModel):
     """A part of a workload's YAML: unknown fields and wrong types are refused."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from sim.request import Batch
 from workloads.arrivals import Arrivals
-from workloads.base import Workload
+from workloads.base import MOST_REQUESTS, Workload
 from workloads.content import chunk_counts, prefixed_batch
 from workloads.lengths import MAX_LEN, Length
 from workloads.streams import Stream, generator
@@ -24,7 +24,7 @@ class FourteenTokens(Workload, Arrivals):
     """
 
     kind: Literal["fourteen_tokens"] = "fourteen_tokens"
-    num_requests: PositiveInt = 2
+    num_requests: Annotated[int, Field(gt=0, le=MOST_REQUESTS)] = 2
     prompt_len: Annotated[int, Field(ge=1, le=MAX_LEN)] = 14
     shared_len: Annotated[int, Field(ge=0)] = 10
     output_len: Length = Field(1, validate_default=True)

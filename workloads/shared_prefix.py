@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
 from sim.request import Batch, Ints
 from workloads.arrivals import Arrivals
-from workloads.base import Workload
+from workloads.base import MOST_REQUESTS, Workload
 from workloads.content import chunk_counts, prefixed_batch
 from workloads.lengths import Length, LengthOrZero
 from workloads.streams import Stream, generator
@@ -23,7 +23,7 @@ class SharedPrefix(Workload, Arrivals):
     """
 
     kind: Literal["shared_prefix"] = "shared_prefix"
-    num_requests: PositiveInt
+    num_requests: Annotated[int, Field(gt=0, le=MOST_REQUESTS)]
     num_groups: PositiveInt = 1
     prefix_len: LengthOrZero
     suffix_len: LengthOrZero

@@ -50,5 +50,6 @@ shape_squares = 48  # sum of q * q
 shape_cross = 49  # sum of q * c
 shape_context = 50  # sum of c
 any_watched = 51  # whether any request is watched
+fruitless = 52  # preemptions since a step sampled a token
 
-WIDTH = 52
+WIDTH = 53
