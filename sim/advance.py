@@ -1,8 +1,8 @@
 """Fast-forward: many engine steps in one compiled call, up to the next outside event.
 
-The timing is cost-model.md's: a synchronous engine schedules, runs and updates one step after the
-other; an asynchronous one (v1/engine/core.EngineCore.step_with_batch_queue, two deep) schedules
-step k + 2 at the end of step k, while k + 1 runs, which hides its CPU time.
+A synchronous engine schedules, runs and updates one step after the other; an asynchronous one
+(v1/engine/core.EngineCore.step_with_batch_queue, two deep) schedules step k + 2 at the end of step
+k, while k + 1 runs, which hides its CPU time.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def in_order(chunks: Sequence[Records]) -> Records:
 
 
 def check_invariants(result: Run, config: EngineConfig, sent: int) -> None:
-    """What holds after any run that has ended (known-answers, "Invariants, always")."""
+    """What holds after any run that has ended."""
     totals, records = result
     assert records["request_id"].tolist() == list(range(sent)), "requests in = finished + refused"
     served = {name: column[records["refused"] == 0] for name, column in records.items()}

@@ -109,7 +109,7 @@ def test_conversation_trace() -> None:
     assert len(np.unique(arrivals)) == 1_180
     assert (np.diff(arrivals) >= 0).all()
     assert arrivals[-1] == pytest.approx(3_537, abs=1)
-    assert hit_tokens(parts, 512, outputs=False) == 54_063_104  # known-answers, infinite cache
+    assert hit_tokens(parts, 512, outputs=False) == 54_063_104  # by an independent count, infinite cache
     # A chain id names what came before it too, so smaller blocks only find more of the partial ends.
     assert hit_tokens(parts, 256, outputs=False) >= 54_063_104
 
