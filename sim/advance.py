@@ -107,8 +107,8 @@ def advance_verb(
                 return LIVELOCK
             if size > 0:
                 start_step(core, cost, row, size, now)
-            elif count[K.num_preempted] == 0:
-                break
+            elif count[K.steps_in_flight] > 0 or count[K.num_preempted] == 0:
+                break  # an empty step: the engine waits for the oldest output
         if count[K.steps_in_flight] == 0:
             assert count[K.num_running] + count[K.num_waiting] == 0
             clock[W.wake] = next_ready

@@ -16,6 +16,7 @@ from sim.clock import Clock
 from sim.columns import K, R, T, W
 from sim.core import REFUSED, EngineConfig
 from sim.cost import StepCost
+from sim.errors import Livelock
 from sim.request import Batch, Ints
 from sim.state import State
 from sim.update import BY_REFUSAL
@@ -28,10 +29,6 @@ INT_FIELDS = (
 )  # fmt: skip
 FLOAT_FIELDS = ("arrival_time", "scheduled_time", "first_token_time", "finish_time")
 ROWS = 4096  # ended requests collected between two deliveries
-
-
-class Livelock(Exception):
-    """The scheduler goes round in circles, as vLLM's would with this configuration."""
 
 
 class Totals(NamedTuple):

@@ -17,6 +17,10 @@ class InputError(ValueError):
     """Something a person gave cannot be used. The text is one line: where, what, the remedy."""
 
 
+class Livelock(Exception):
+    """The scheduler goes round in circles, as vLLM's would with the same configuration."""
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?`, or the names there are where none is near."""
     known = list(known)

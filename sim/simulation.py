@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.errors import InputError
+from sim.errors import InputError, Livelock
 from sim.metrics import Records, Slo, summarize
 from sim.resolve import Resolved, resolve
 from sim.scenario import Scenario
@@ -36,7 +36,7 @@ def run(
     request can run, WorkloadError for bad data in the workload's files.
     """
     resolved = resolve(scenario)
-    from sim.engine import Livelock, simulate  # slow to load; what does not resolve is told without it
+    from sim.engine import simulate  # slow to load; what does not resolve is told without it
 
     config = resolved.config
     workload = scenario.workload

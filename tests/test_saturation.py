@@ -8,7 +8,8 @@ import pytest
 
 from sim.core import EngineConfig
 from sim.cost import linear_cost
-from sim.engine import Livelock, simulate
+from sim.engine import simulate
+from sim.errors import Livelock
 from sim.request import make_batch
 from sim.scenario import load
 from sim.simulation import run
