@@ -27,8 +27,6 @@ from sim.waiting import add_request
 # why `advance` returns
 IDLE, WAIT, NOTIFY, GROW, LIVELOCK = range(5)
 FRUITLESS_LIMIT = 10_000  # preemptions with no token sampled between them
-
-
 _TABLES = 3  # StepCost begins with its tables
 
 

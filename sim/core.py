@@ -1,4 +1,4 @@
-"""The state of one engine: a few tables, and the names of their columns.
+"""The state of one engine: its configuration and a few tables (their columns: sim/columns).
 
 A table is a two-dimensional array with a row for each column, so `requests[R.num_tokens, slot]`
 reads as column and item. Few large arrays, not one for each column: passing an array costs compiled
@@ -36,7 +36,6 @@ class EngineConfig(NamedTuple):
     async_scheduling: bool = False
     free_all_last: bool = False  # the older free rule: uncached blocks to the tail as well
     use_eagle: bool = False  # drop the last hit block (the legacy rule of EAGLE speculative decoding)
-
 
 
 

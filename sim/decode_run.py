@@ -83,6 +83,7 @@ def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_rea
         count[K.num_running_sum] += n * done
         count[K.max_num_running] = max(count[K.max_num_running], n)
         count[K.finished_unflushed] = 0
+        count[K.fruitless] = 0  # every step sampled
         clock[W.last_update] = now
         for i in range(n):
             slot = running[i]

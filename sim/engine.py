@@ -19,11 +19,10 @@ from sim.cost import StepCost
 from sim.errors import Livelock
 from sim.request import Batch, Ints
 from sim.state import State
-from sim.update import BY_REFUSAL
 
 Process = Generator[Event, Any, None]
 Records = dict[str, npt.NDArray[Any]]
-INT_FIELDS = (
+INT_FIELDS = (  # the first R.RECORDED columns, then the outputs: see update.record
     "request_id", "session_id", "tenant", "prefix_group", "prompt_len", "num_cached_tokens",
     "num_preemptions", "output_len",
 )  # fmt: skip
@@ -157,8 +156,9 @@ class Engine:
         self.deliver()  # those that ended before
         core = self.state.core
         here = slice(slot, slot + 1)
-        chunk: Records = {name: core.requests[getattr(R, name), here].copy() for name in INT_FIELDS[:5]}
-        chunk |= {name: np.zeros(1, np.int64) for name in INT_FIELDS[5:]}
+        known = R.prompt_len + 1  # the columns up to prompt_len
+        chunk: Records = {name: core.requests[getattr(R, name), here].copy() for name in INT_FIELDS[:known]}
+        chunk |= {name: np.zeros(1, np.int64) for name in INT_FIELDS[known:]}
         chunk["refused"] = np.ones(1, np.int64)
         chunk["arrival_time"] = core.times[T.arrival_time, here].copy()
         chunk |= {name: np.full(1, np.nan) for name in FLOAT_FIELDS[1:]}
@@ -178,7 +178,7 @@ class Engine:
         if self.progress is not None:
             self.progress(self.num_done, self.clock.now)
         chunk: Records = {name: ints[:, i] for i, name in enumerate(INT_FIELDS)}
-        chunk["refused"] = (ints[:, len(INT_FIELDS)] == BY_REFUSAL).astype(np.int64)
+        chunk["refused"] = np.zeros(n, np.int64)
         chunk |= {name: floats[:, i] for i, name in enumerate(FLOAT_FIELDS)}
         self.on_records(chunk)
 

@@ -13,7 +13,7 @@ from sim.histogram import bin_of
 from sim.waiting import remove_request
 
 # how a request ended, in its record
-BY_LENGTH, BY_STOP_TOKEN, BY_ABORT, BY_REFUSAL = range(4)
+BY_LENGTH, BY_STOP_TOKEN, BY_ABORT = range(3)
 
 
 @hot

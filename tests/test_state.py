@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.columns import K, Q, R
+from sim.columns import K, Q, R, T
 from sim.core import REFUSED, WAITING, EngineConfig
+from sim.engine import FLOAT_FIELDS, INT_FIELDS
 from sim.request import Batch, make_batch
 from sim.state import State
 
@@ -73,3 +74,9 @@ def test_compaction_drops_the_segments_of_vacant_slots_only() -> None:
     assert kept == [[0, 8], [2, 10]]
     assert state.segments_used == 2
     assert np.array_equal(requests[R.num_segments, slots[[0, 2]]], [1, 1])
+
+
+def test_a_records_fields_are_the_first_columns_in_order() -> None:
+    assert [getattr(R, name) for name in INT_FIELDS[: R.RECORDED]] == list(range(R.RECORDED))
+    assert [getattr(T, name) for name in FLOAT_FIELDS[:3]] == [0, 1, 2]
+    assert T.last_token_time == FLOAT_FIELDS.index("finish_time") == T.RECORDED - 1

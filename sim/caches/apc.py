@@ -1,7 +1,7 @@
 """vLLM V1's Automatic Prefix Caching: lookup, allocation, release.
 
 Mirrors v1/core/kv_cache_manager.KVCacheManager for one full-attention group. `slot` is a request's
-row in the columns of Requests.
+place in the columns of `requests`.
 """
 
 from __future__ import annotations

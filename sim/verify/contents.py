@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from sim.hashing import Lora, block_hashes, none_hash
 from sim.request import Batch, make_batch
 
+GOLDEN_VOCABULARY = 99991  # of the recorded manager and scheduler cases
 _NONE_HASH = none_hash("sha256", "0")
 
 

@@ -13,9 +13,7 @@ from sim.columns import B, C, K, R
 from sim.core import NO_SEAT, PREEMPTED, RUNNING, WAITING, EngineConfig
 from sim.state import State
 from sim.verify.compare import compare, drain_taken, free_queue, pool_state
-from sim.verify.contents import Contents, crc, known_tokens
-
-VOCABULARY = 99991
+from sim.verify.contents import GOLDEN_VOCABULARY, Contents, crc, known_tokens
 
 forget = entry(blocks.forget)
 reset_prefix_cache = entry(blocks.reset_prefix_cache)
@@ -55,7 +53,7 @@ class ManagerReplay:
         self.slots: dict[str, int] = {}
         self.evicted: list[int] = []  # by the current operation, if it evicts by id
         for rid, req in case["reqs"].items():
-            prompt = [t for s, n in req["segs"] for t in known_tokens(s, n, VOCABULARY)]
+            prompt = [t for s, n in req["segs"] for t in known_tokens(s, n, GOLDEN_VOCABULARY)]
             # one token nobody computes keeps the output from being empty
             tokens = prompt + outputs[rid] + [0]
             batch = contents.batch(tokens, len(prompt), salt=req["salt"], lora=req["lora"])

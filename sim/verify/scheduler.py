@@ -18,17 +18,16 @@ from sim.core import WAITING, EngineConfig
 from sim.state import State
 from sim.update import BY_LENGTH, BY_STOP_TOKEN
 from sim.verify.compare import compare, drain_taken, pool_state
-from sim.verify.contents import Contents, crc, known_tokens
+from sim.verify.contents import GOLDEN_VOCABULARY, Contents, crc, known_tokens
 
-VOCABULARY = 99991
+STOP_TOKEN = 2
+STATISTICS = (K.num_admissions, K.queries, K.hits, K.num_readmissions, K.preempted_queries, K.preempted_hits)
 
 schedule = entry(scheduler.schedule)
 update_from_output = entry(update.update_from_output)
 abort_request = entry(update.abort_request)
 add_request = entry(waiting.add_request)
 reset_prefix_cache = entry(blocks.reset_prefix_cache)
-STOP_TOKEN = 2
-STATISTICS = (K.num_admissions, K.queries, K.hits, K.num_readmissions, K.preempted_queries, K.preempted_hits)
 
 
 class SchedulerReplay:
@@ -42,7 +41,6 @@ class SchedulerReplay:
         self.slot_of: dict[str, int] = {}
         self.name_of: dict[int, str] = {}  # by request id
         self.in_flight: list[int] = []  # rows of steps, oldest first
-        self.tables: dict[str, int] = {}  # table lengths before the step
         self.statistics = [0] * len(STATISTICS)
         self.was_reset = 0  # since the last update
 
@@ -122,8 +120,7 @@ class SchedulerReplay:
     def update(self) -> dict[str, Any]:
         """Apply the oldest step's outputs; returns who ended and the statistics since the last call."""
         core = self.state.core
-        if self.in_flight:
-            update_from_output(core, self.in_flight.pop(0))
+        update_from_output(core, self.in_flight.pop(0))
         ints = core.record_ints[: self.count(K.num_records)]
         core.count[K.num_records] = 0
         reasons = {BY_LENGTH: "length", BY_STOP_TOKEN: "stop"}
@@ -233,10 +230,10 @@ def engine_call(
 
 def add_recorded(replay: SchedulerReplay, request: dict[str, Any], rank: int) -> None:
     """Let a recorded request arrive with the tokens its model emitted."""
-    prompt = [t for s, n in request["segs"] for t in known_tokens(s, n, VOCABULARY)]
+    prompt = [t for s, n in request["segs"] for t in known_tokens(s, n, GOLDEN_VOCABULARY)]
     # a request that max_model_len ends never gets to its last outputs
     possible = replay.config.max_model_len - len(prompt) + 1
-    outputs = known_tokens(request["oseg"], min(request["out"], possible), VOCABULARY)
+    outputs = known_tokens(request["oseg"], min(request["out"], possible), GOLDEN_VOCABULARY)
     if request["stop"] and request["out"] <= possible:
         outputs[-1] = STOP_TOKEN
     replay.add(
