@@ -17,17 +17,19 @@ from sim.blocks import FREE, BlockPool
 from sim.chains import NO_ROOM, ChainTree
 from sim.columns import K, Q, R, S, T, W
 from sim.core import Core, EngineConfig
-from sim.cost import StepCost, cpu_time, gpu_time
+from sim.cost import StepCost, cpu_time, front_end_time, gpu_time
 from sim.decode_run import run_decodes
+from sim.domain import note_domain
 from sim.request import Floats, Ints
 from sim.scheduler import schedule
+from sim.timeseries import take_samples
 from sim.update import update_from_output
 from sim.waiting import add_request
 
 # why `advance` returns
 IDLE, WAIT, NOTIFY, GROW, LIVELOCK = range(5)
 FRUITLESS_LIMIT = 10_000  # preemptions with no token sampled between them
-_TABLES = 3  # StepCost begins with its tables
+_TABLES = 5  # StepCost begins with its tables
 
 
 def flatten(core: Core, cost: StepCost) -> tuple[Any, ...]:
@@ -44,12 +46,12 @@ def flatten(core: Core, cost: StepCost) -> tuple[Any, ...]:
 @verb
 def advance_verb(
     now: float, horizon: float, config: Ints, c: Floats,
-    token_us: Floats, decode_us: Floats, output_us: Floats,
+    token_us: Floats, decode_us: Floats, output_us: Floats, decode_grid: Floats, prefill_grid: Floats,
     blocks: Ints, pool_count: Ints, taken: Ints,
     chains: Ints, nodes: Ints, buckets: Ints, free_runs: Ints, tree_count: Ints,
     requests: Ints, times: Floats, segments: Ints, seat_chains: Ints, seat_blocks: Ints, vacant_seats: Ints,
     queues: Ints, steps: Ints, record_ints: Ints, record_floats: Floats, watched: Ints, itl_histogram: Ints,
-    count: Ints, clock: Floats,
+    samples: Ints, count: Ints, clock: Floats,
 ) -> int:  # fmt: skip
     """Run the engine from `now` until something outside could matter; says why it stopped.
 
@@ -64,22 +66,25 @@ def advance_verb(
     core = Core(
         EngineConfig(
             config[0], config[1], config[2], config[3], config[4], config[5],
-            c[13], config[7], config[8] != 0, config[9] != 0, config[10] != 0, config[11] != 0,
+            c[20], config[7], config[8] != 0, config[9] != 0, config[10] != 0, config[11] != 0,
             config[12] != 0, config[13] != 0, config[14] != 0,
         ),
         BlockPool(blocks, pool_count, taken),
         ChainTree(chains, nodes, buckets, free_runs, tree_count),
         requests, times, segments, seat_chains, seat_blocks, vacant_seats, queues, steps,
-        record_ints, record_floats, watched, itl_histogram, count, clock,
+        record_ints, record_floats, watched, itl_histogram, samples, count, clock,
     )  # fmt: skip
     cost = StepCost(
-        token_us, decode_us, output_us,
+        token_us, decode_us, output_us, decode_grid, prefill_grid,
         c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10], c[11], c[12],
+        c[13], c[14], c[15], c[16], c[17], c[18], c[19],
     )  # fmt: skip
     clock[W.now] = now
     depth = 2 if core.config.async_scheduling else 1
     room = core.record_ints.shape[0] - core.config.max_num_seqs
     while True:
+        if now >= clock[W.next_sample]:
+            take_samples(core, now, count[K.num_scheduled_tokens])
         oldest = count[K.oldest_step]
         if count[K.steps_in_flight] > 0 and clock[W.step_end + oldest] <= now:
             note_concurrency(core)
@@ -140,7 +145,7 @@ def take_in_arrivals(core: Core, cost: StepCost, now: float) -> float:
             if core.config.enable_prefix_caching:
                 blocks = core.requests[R.prompt_len, slot] // core.config.block_size
             begin = max(times[T.arrival_time, slot], clock[W.front_end_free])
-            ready = begin + (cost.front_end_us + cost.hash_us_per_block * blocks) * 1e-6
+            ready = begin + front_end_time(cost, blocks)
             times[T.ready_time, slot] = ready
             clock[W.front_end_free] = ready
         if ready > now:
@@ -169,6 +174,16 @@ def start_step(core: Core, cost: StepCost, row: int, size: int, now: float) -> N
         count[K.shape_squares],
         count[K.shape_cross],
         count[K.shape_context],
+    )
+    note_domain(
+        core,
+        cost,
+        num_tokens,
+        count[K.shape_decodes],
+        count[K.shape_decode_kv],
+        count[K.shape_tokens],
+        count[K.shape_squares],
+        count[K.shape_cross],
     )
     cpu = cpu_time(cost, size)
     if core.config.async_scheduling:

@@ -25,7 +25,7 @@ POOL_TOKENS = 480_000
 BLOCK_SIZES = (16, 64)
 REPEATS = 3
 TIMEOUTS = 200_000
-CALIBRATION = "h100-sxm_llama-3.1-8b_tp1_bf16"
+CALIBRATION = "h100-sxm/llama-3.1-8b_tp1_bf16"
 COLUMNS = (
     "requests_per_s", "engine_requests_per_s", "steps_per_s", "peak_rss_mb", "makespan_s", "num_steps",
     "mean_num_running", "prefix_cache_hit_rate", "mean_ttft_ms",
@@ -55,7 +55,9 @@ def time_work(path: Path, block_size: int) -> dict[str, Any]:
     from workloads import Trace
 
     config = EngineConfig(block_size, POOL_TOKENS // block_size, 8192, 256, 131_072)
-    cost = compile_cost(load_calibration(CALIBRATION), max_num_batched_tokens=8192, block_size=block_size)
+    cost = compile_cost(
+        load_calibration(CALIBRATION), max_num_batched_tokens=8192, block_size=block_size, kv_dtype="bf16"
+    )
     trace = Trace(path=str(path))
 
     def whole() -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A file in sim/calibrations holds coefficients in microseconds, per GPU rank. Form `kernels` adds up
 fits of measured kernels; form `whole_step` is fitted to the steps of a running engine. What is
-assumed and not measured stands in `assumed`, which every report repeats.
+assumed and not measured stands in `assumed`, which every report repeats; how far off the fits are
+stands in `errors`, and how far they reach in `domain`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from sim.errors import InputError, suggestion
-from sim.hardware import Count, Dtype, Strict, check, find, read_yaml
+from sim.front_end import FrontEnd
+from sim.hardware import Count, Dtype, Strict, check, find, read_yaml, shipped
 
 Nonnegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class Saturating(Strict):
     """(a^p + (b*m)^p)^(1/p): flat at `a` while weights are being read, then `b` a row."""
 
-    a: Annotated[float, Field(gt=0)]
+    a: Positive
     b: Nonnegative
     p: Annotated[float, Field(ge=1)]
 
@@ -31,6 +34,7 @@ class DecodeAttention(Strict):
     d0: Nonnegative
     d1: Nonnegative
     d2: Nonnegative
+    block_size_factor: dict[Count, Positive] = {}  # by KV block size; empty: 1, assumed
 
 
 class PrefillAttention(Strict):
@@ -40,7 +44,15 @@ class PrefillAttention(Strict):
     a1: Nonnegative
     a2: Nonnegative
     a3: Nonnegative
-    kappa: Annotated[float, Field(gt=0)]
+    kappa: Positive
+    block_size_factor: dict[Count, Positive] = {}  # by KV block size; empty: 1, assumed
+
+
+class Attention(Strict):
+    """Attention of one layer over KV of one type."""
+
+    decode: DecodeAttention
+    prefill: PrefillAttention
 
 
 class Elementwise(Strict):
@@ -48,6 +60,12 @@ class Elementwise(Strict):
 
     e0: Nonnegative
     e1: Nonnegative
+
+
+class Experts(Strict):
+    """Measured time of a layer's routed experts by tokens M, linear between the points."""
+
+    points: Annotated[dict[Count, Nonnegative], Field(min_length=1)]
 
 
 class Allreduce(Strict):
@@ -63,19 +81,42 @@ class Cpu(Strict):
     o1: Nonnegative
 
 
-class FrontEnd(Strict):
-    """One thread before the waiting queue: alpha_us a request, and hashing each full block."""
+class Domain(Strict):
+    """How far the measurements reach; beyond, a step's time is extrapolated."""
 
-    alpha_us: Nonnegative = 0.0
-    hash_us_per_block: dict[Count, Nonnegative] = {}  # by block size; empty: not charged
+    max_tokens: Count  # M, scheduled tokens of a step
+    max_decodes: Count  # n, decoding sequences of a step
+    min_kv_len: Count  # KV tokens of one decoding sequence
+    max_kv_len: Count
+    max_decode_kv: Count  # S, KV tokens of all decoding sequences of a step
+    max_query_len: Count  # q, new tokens of one prefill
+    max_context_len: Annotated[int, Field(ge=0)]  # c, cached tokens before them
+
+
+class FitError(Strict):
+    """Relative error on points that the fit did not see, percent."""
+
+    points: Count
+    mape: Nonnegative
+    p95: Nonnegative
+
+
+class Table(Strict):
+    """One file that coefficients were fitted to."""
+
+    path: str
+    sha256: str
+    framework: str  # whose kernels were timed, with its version
+    kernel: str
 
 
 class Provenance(Strict):
-    """Where the numbers come from and how good they are known to be."""
+    """Where the numbers come from."""
 
     source: str
     licence: str
-    tables: list[str] = []
+    date: str  # of the fit
+    tables: list[Table] = []
     note: str
 
 
@@ -84,15 +125,15 @@ class _Common(Strict):
     model: str
     tp: Count
     weights: Dtype
-    kv_dtype: Dtype
-    kv_bytes_per_token_per_gpu: Count
     front_end: FrontEnd
+    domain: Domain | None = None  # None: nothing was measured
+    errors: dict[str, FitError] = {}  # held out, by component
     assumed: list[str]
     provenance: Provenance
 
     @property
     def name(self) -> str:
-        """`<gpu>_<model>_tp<N>_<weights>`, the name of its file."""
+        """`<gpu>/<model>_tp<N>_<weights>`, the name of its file."""
         return _name(self.gpu, self.model, self.tp, self.weights)
 
 
@@ -102,14 +143,18 @@ class KernelCalibration(_Common):
     form: Literal["kernels"]
     layers: Count
     hidden_size: Count
-    gemm: Saturating  # QKV, O, gate/up and down of one layer
+    gemm: Saturating  # QKV, O, gate/up and down of one layer; with experts: QKV, O and the router
+    experts: Experts | None = None
     lm_head: Saturating
-    decode_attention: DecodeAttention
-    prefill_attention: PrefillAttention
+    attention: Annotated[dict[Dtype, Attention], Field(min_length=1)]  # by KV type
     elementwise: Elementwise
     allreduce: Annotated[Allreduce | None, Field(validate_default=True)] = None  # with tp > 1
     cpu: Cpu
-    block_size_factor: Annotated[float, Field(gt=0)]  # on attention, against the measured block size
+
+    @property
+    def kv_dtypes(self) -> list[Dtype]:
+        """The KV types whose attention was timed."""
+        return list(self.attention)
 
     @model_validator(mode="after")
     def _with_tp(self) -> KernelCalibration:
@@ -122,10 +167,16 @@ class WholeStepCalibration(_Common):
     """base_us + token_us*M + decode_context_us*S + seq_us*n, for a whole step."""
 
     form: Literal["whole_step"]
+    kv_dtype: Dtype
     base_us: Nonnegative
     token_us: Nonnegative
     decode_context_us: Nonnegative
     seq_us: Nonnegative
+
+    @property
+    def kv_dtypes(self) -> list[Dtype]:
+        """The KV type of the steps."""
+        return [self.kv_dtype]
 
 
 Calibration = KernelCalibration | WholeStepCalibration
@@ -144,6 +195,11 @@ def find_calibration(gpu: str, model: str, *, tp: int, weights: Dtype) -> Calibr
     return load_calibration(_name(gpu, model, tp, weights))
 
 
+def has_calibration(gpu: str, model: str, *, tp: int, weights: Dtype) -> bool:
+    """Whether this package ships a calibration of them."""
+    return _name(gpu, model, tp, weights) in shipped("calibrations")
+
+
 def load_calibration(name: str) -> Calibration:
     """Read a calibration by its name (sim/calibrations/NAME.yaml) or by the path of a .yaml file.
 
@@ -158,4 +214,4 @@ def load_calibration(name: str) -> Calibration:
 
 
 def _name(gpu: str, model: str, tp: int, weights: str) -> str:
-    return f"{gpu}_{model}_tp{tp}_{weights}"
+    return f"{gpu}/{model}_tp{tp}_{weights}"

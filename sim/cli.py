@@ -145,6 +145,103 @@ def bench(
         measure(trace, output.value)
 
 
+class Device(StrEnum):
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+class WeightType(StrEnum):
+    bf16 = "bf16"
+    fp8 = "fp8"
+
+
+class Source(StrEnum):
+    aiconfigurator = "aiconfigurator"
+
+
+@app.command()
+def calibrate(
+    gpu: Annotated[str, typer.Option(help="A GPU: a name, or a YAML file.")],
+    model: Annotated[str, typer.Option(help="A model: a name, or a YAML file.")],
+    source: Annotated[
+        Source | None, typer.Option("--from", help="NVIDIA's measured tables, from the extra [calibrate].")
+    ] = None,
+    timings: Annotated[
+        Path | None, typer.Option("--from-csv", metavar="FILE", help="Your own times, from `measure`.")
+    ] = None,
+    tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
+    weights: Annotated[WeightType, typer.Option(help="Type of the weights.")] = WeightType.bf16,
+    kv: Annotated[
+        list[WeightType] | None, typer.Option(help="Type of the KV cache; again for another. Default: all.")
+    ] = None,
+    assume_kappa: Annotated[
+        bool, typer.Option("--assume-kappa", help="Do without measured prefill over cached context.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The calibration; default: named by what it is of.")
+    ] = None,
+) -> None:
+    """Fit the time of a step to measured kernels; print held-out errors, write a calibration file."""
+    with _one_line_errors():
+        from sim.calibrate.command import default_name, fit
+        from sim.calibrate.command import show as show_errors
+        from sim.calibrate.write import write
+        from sim.hardware import load_gpu, load_model
+
+        if (source is None) == (timings is None):
+            raise InputError("calibrate: give one of --from aiconfigurator and --from-csv FILE")
+        fitted = fit(
+            load_gpu(gpu),
+            load_model(model),
+            tp=tp,
+            weights=weights.value,
+            kv_dtypes=[one.value for one in kv or ()],
+            timings=timings,
+            assume_kappa=assume_kappa,
+        )
+        from rich.console import Console
+
+        path = out or default_name(fitted)
+        write(fitted, path)
+        show_errors(fitted, Console())
+        _say(f"written: {path}; simulate with it: `cost: {path}` in a scenario")
+
+
+@app.command()
+def measure(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Append to this CSV what it does not hold yet.")],
+    model: Annotated[
+        str | None, typer.Option(help="The model whose shapes are timed: a name, or a YAML file.")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where; a CPU gets small shapes.")] = Device.cuda,
+    tp: Annotated[int, typer.Option(help="Tensor-parallel size: the shapes of one of so many ranks.")] = 1,
+    weights: Annotated[WeightType, typer.Option(help="Type of the weights.")] = WeightType.bf16,
+    kv: Annotated[WeightType, typer.Option(help="Type of the KV cache.")] = WeightType.bf16,
+    cpu_hash: Annotated[
+        bool, typer.Option("--cpu-hash", help="Time block hashes on this CPU instead; needs no torch.")
+    ] = False,
+) -> None:
+    """Time kernels on this device, for `calibrate --from-csv`; the same command goes on where it ended."""
+    with _one_line_errors():
+        from sim.measure import measure as time_kernels
+        from sim.measure import measure_hashes
+
+        if cpu_hash == (model is not None):
+            raise InputError("measure: give either --model, as in --model llama-3.1-8b, or --cpu-hash")
+        try:
+            if model is None:
+                result = measure_hashes(out, tell=_say)
+            else:
+                result = time_kernels(
+                    out, device=device.value, model=model, tp=tp, weights=weights.value, kv_dtype=kv.value,
+                    tell=_say,
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            _say(f"interrupted; {out} keeps what was measured, and the same command goes on from there")
+            raise typer.Exit(130) from None
+        _say(f"{out}: {result.timed} points timed, {result.kept} there before, {result.skipped} skipped")
+
+
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a scenario."""

@@ -57,5 +57,6 @@ class Core(NamedTuple):
     record_floats: Floats  # [i]: its first times
     watched: Ints  # request ids of watched requests that ended
     itl_histogram: Ints  # inter-token latencies
+    samples: Ints  # [i, X]: see sim/timeseries.py
     count: Ints  # type: ignore[assignment]  # [K]; the name shadows tuple.count
     clock: Floats  # [W]

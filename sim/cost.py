@@ -11,18 +11,25 @@ multiply and add, so that compiled and plain runs agree to the last bit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sim._jit import verb
-from sim.calibration import Allreduce, Calibration, KernelCalibration, Saturating, WholeStepCalibration
+from sim.calibration import Calibration, KernelCalibration, Saturating, WholeStepCalibration
+from sim.front_end import hash_time_us
+from sim.grid import NO_GRID, on_grid
+from sim.hardware import Dtype
+from sim.hashing import Algorithm
 
-__all__ = ["Calibration", "StepCost", "compile_cost", "cpu_time", "gpu_time", "linear_cost"]
+__all__ = ["Calibration", "StepCost", "compile_cost", "cpu_time", "front_end_time", "gpu_time", "linear_cost"]
 
 Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 
+_BEYOND = 1e300  # more than any step has; infinity times 0 would be no number
+_EVERYWHERE = (_BEYOND, _BEYOND, 0.0, _BEYOND, _BEYOND, _BEYOND, _BEYOND)
 _GRAPH_MULTIPLE = 8  # vLLM captures decode graphs at batch sizes 8 apart
 
 
@@ -36,6 +43,8 @@ class StepCost(NamedTuple):
     token_us: Floats  # by scheduled tokens, a step with prefill
     decode_us: Floats  # by sequences, a pure decode step
     output_us: Floats  # by sampled tokens
+    decode_grid: Floats  # table mode: by sequences and KV length; else empty
+    prefill_grid: Floats  # table mode: by sequences and new tokens; else empty
     seq_us: float  # a scheduled sequence
     d0: float  # a step with decodes
     d1: float  # a decoding sequence
@@ -49,12 +58,26 @@ class StepCost(NamedTuple):
     cpu1_us: float  # a scheduled sequence
     front_end_us: float  # a request
     hash_us_per_block: float  # a full prompt block
+    max_tokens: float  # how far the calibration was measured, see Domain; infinite: not said
+    max_decodes: float
+    min_kv_len: float
+    max_kv_len: float
+    max_decode_kv: float
+    max_query_len: float
+    max_context_len: float
 
 
-def compile_cost(calibration: Calibration, *, max_num_batched_tokens: int, block_size: int) -> StepCost:
+def compile_cost(
+    calibration: Calibration,
+    *,
+    max_num_batched_tokens: int,
+    block_size: int,
+    kv_dtype: Dtype,
+    hash_algo: Algorithm = "sha256",
+) -> StepCost:
     """Evaluate a calibration for one engine configuration."""
     front_end = calibration.front_end
-    hash_us = _linear(front_end.hash_us_per_block, block_size)
+    hash_us = hash_time_us(front_end, hash_algo, block_size, calibration.name)
     if isinstance(calibration, WholeStepCalibration):
         cost = _whole_step(
             calibration.base_us,
@@ -64,8 +87,12 @@ def compile_cost(calibration: Calibration, *, max_num_batched_tokens: int, block
             max_num_batched_tokens,
         )
     else:
-        cost = _kernels(calibration, max_num_batched_tokens)
-    return cost._replace(front_end_us=float(front_end.alpha_us), hash_us_per_block=hash_us)
+        cost = _kernels(calibration, max_num_batched_tokens, block_size, kv_dtype)
+    cost = cost._replace(front_end_us=float(front_end.alpha_us), hash_us_per_block=hash_us)
+    if calibration.domain is None:
+        return cost
+    reach: dict[str, Any] = {name: float(bound) for name, bound in calibration.domain}
+    return cost._replace(**reach)
 
 
 def linear_cost(
@@ -104,12 +131,24 @@ def gpu_time(
         return 0.0
     us = cost.decode_us[num_decodes] if num_prefills == 0 else cost.token_us[num_tokens]
     us = us + cost.output_us[num_outputs] + cost.seq_us * (num_decodes + num_prefills)
-    if num_decodes > 0:
+    if num_decodes > 0 and cost.decode_grid.shape[0] > 0:
+        us = us + on_grid(cost.decode_grid, num_decodes, decode_kv / num_decodes)
+    elif num_decodes > 0:
         us = us + (cost.d0 + cost.d1 * num_decodes + cost.d2 * decode_kv)
     if num_prefills > 0:
-        us = us + (cost.a0 + cost.a1 * prefill_tokens + cost.a2 * (0.5 * prefill_squares))
+        if cost.prefill_grid.shape[0] > 0:  # as many sequences as would have these sums, all alike
+            query_len = prefill_squares / prefill_tokens
+            us = us + on_grid(cost.prefill_grid, prefill_tokens / query_len, query_len)
+        else:
+            us = us + (cost.a0 + cost.a1 * prefill_tokens + cost.a2 * (0.5 * prefill_squares))
         us = us + (cost.a2_context * prefill_cross + cost.a3 * prefill_context)
     return float(us * 1e-6)
+
+
+@verb
+def front_end_time(cost: StepCost, num_blocks: int) -> float:
+    """SECONDS the front-end thread takes for a request with so many full prompt blocks to hash."""
+    return (cost.front_end_us + cost.hash_us_per_block * num_blocks) * 1e-6
 
 
 @verb
@@ -137,16 +176,18 @@ def _step_cost(
     cpu0_us: float = 0.0,
     cpu1_us: float = 0.0,
 ) -> StepCost:
-    scalars = (seq_us, d0, d1, d2, a0, a1, a2, a2_context, a3, cpu0_us, cpu1_us, 0.0, 0.0)
+    scalars = (seq_us, d0, d1, d2, a0, a1, a2, a2_context, a3, cpu0_us, cpu1_us, 0.0, 0.0, *_EVERYWHERE)
     # float(): an integer field would be another type to the compiler, and another compilation.
-    return StepCost(token_us, decode_us, output_us, *(float(value) for value in scalars))
+    return StepCost(
+        token_us, decode_us, output_us, NO_GRID, NO_GRID, *(float(value) for value in scalars)
+    )
 
 
 def _whole_step(
     base_us: float, token_us: float, decode_context_us: float, seq_us: float, max_num_batched_tokens: int
 ) -> StepCost:
     num_tokens = np.arange(max_num_batched_tokens + 1, dtype=np.int64)
-    table = _or_zero(num_tokens, base_us + token_us * num_tokens.astype(np.float64))
+    table = or_zero(num_tokens, base_us + token_us * num_tokens.astype(np.float64))
     return _step_cost(
         token_us=table,
         decode_us=table.copy(),
@@ -156,43 +197,57 @@ def _whole_step(
     )
 
 
-def _kernels(calibration: KernelCalibration, max_num_batched_tokens: int) -> StepCost:
-    layers = calibration.layers
-    attention = layers * calibration.block_size_factor
-    decode, prefill = calibration.decode_attention, calibration.prefill_attention
+def _kernels(
+    calibration: KernelCalibration, max_num_batched_tokens: int, block_size: int, kv_dtype: Dtype
+) -> StepCost:
+    attention = calibration.attention[kv_dtype]
+    decode, prefill = attention.decode, attention.prefill
+    decode_layers = calibration.layers * _factor(decode.block_size_factor, block_size)
+    prefill_layers = calibration.layers * _factor(prefill.block_size_factor, block_size)
     num_tokens = np.arange(max_num_batched_tokens + 1, dtype=np.int64)
-    padded = -(-num_tokens // _GRAPH_MULTIPLE) * _GRAPH_MULTIPLE
+    padded = pad_decodes(num_tokens)
     return _step_cost(
-        token_us=_layers_us(calibration, num_tokens),
-        decode_us=_layers_us(calibration, padded),
-        output_us=_or_zero(num_tokens, _saturating(calibration.lm_head, num_tokens)),
-        d0=attention * decode.d0,
-        d1=attention * decode.d1,
-        d2=attention * decode.d2,
-        a0=attention * prefill.a0,
-        a1=attention * prefill.a1,
-        a2=attention * prefill.a2,
-        a2_context=attention * prefill.a2 / prefill.kappa,
-        a3=attention * prefill.a3,
+        token_us=layers_us(calibration, num_tokens, saturating(calibration.gemm, num_tokens)),
+        decode_us=layers_us(calibration, padded, saturating(calibration.gemm, padded)),
+        output_us=or_zero(num_tokens, saturating(calibration.lm_head, num_tokens)),
+        d0=decode_layers * decode.d0,
+        d1=decode_layers * decode.d1,
+        d2=decode_layers * decode.d2,
+        a0=prefill_layers * prefill.a0,
+        a1=prefill_layers * prefill.a1,
+        a2=prefill_layers * prefill.a2,
+        a2_context=prefill_layers * prefill.a2 / prefill.kappa,
+        a3=prefill_layers * prefill.a3,
         cpu0_us=calibration.cpu.o0,
         cpu1_us=calibration.cpu.o1,
     )
 
 
-def _layers_us(calibration: KernelCalibration, num_tokens: npt.NDArray[np.int64]) -> Floats:
-    """Microseconds of all layers' work that depends on the token count alone."""
+def pad_decodes(num_seqs: Counts) -> Counts:
+    """Rows of a pure decode step: its CUDA graph's."""
+    return -(-num_seqs // _GRAPH_MULTIPLE) * _GRAPH_MULTIPLE
+
+
+def layers_us(calibration: KernelCalibration, num_tokens: Counts, gemm_us: Floats) -> Floats:
+    """Microseconds of all layers' work that depends on the token count alone; 0 without tokens.
+
+    gemm_us: of one layer's matrix products, beside num_tokens.
+    """
     elementwise = calibration.elementwise
-    layer = _saturating(calibration.gemm, num_tokens) + elementwise.e0 + elementwise.e1 * num_tokens
+    layer = gemm_us + elementwise.e0 + elementwise.e1 * num_tokens
+    if calibration.experts is not None:
+        layer = layer + measured(calibration.experts.points, num_tokens)
     if calibration.allreduce is not None:
-        layer = layer + 2.0 * _allreduce(calibration.allreduce, num_tokens * calibration.hidden_size)
-    return _or_zero(num_tokens, calibration.layers * layer)
+        layer = layer + 2.0 * measured(calibration.allreduce.points, num_tokens * calibration.hidden_size)
+    return or_zero(num_tokens, calibration.layers * layer)
 
 
-def _or_zero(count: npt.NDArray[np.int64], values: Floats) -> Floats:
+def or_zero(count: Counts, values: Floats) -> Floats:
+    """The values, 0 where the count is."""
     return np.where(count > 0, values, 0.0)
 
 
-def _saturating(fit: Saturating, rows: npt.NDArray[np.int64]) -> Floats:
+def saturating(fit: Saturating, rows: Counts) -> Floats:
     """(a^p + (b*rows)^p)^(1/p), with the larger term taken out: fits reach p = 22 and may go higher."""
     linear = fit.b * rows.astype(np.float64)
     large, small = np.maximum(fit.a, linear), np.minimum(fit.a, linear)
@@ -200,25 +255,19 @@ def _saturating(fit: Saturating, rows: npt.NDArray[np.int64]) -> Floats:
     return result
 
 
-def _allreduce(table: Allreduce, elements: npt.NDArray[np.int64]) -> Floats:
-    """Linear between the measured sizes: latency + size/bandwidth is exact there, and too high log-log.
+def measured(points: Mapping[int, float], x: Counts) -> Floats:
+    """Linear between measured points: latency + size/bandwidth is exact there, and too high log-log.
 
-    Below the first size its time is kept (all latency); above the last, time grows in proportion.
+    Below the first its time is kept (all latency); above the last, time grows in proportion.
     """
-    sizes = np.array(sorted(table.points), np.float64)
-    times = np.array([table.points[size] for size in sorted(table.points)], np.float64)
-    message = elements.astype(np.float64)
-    beyond = np.maximum(message / sizes[-1], 1.0)
-    result: Floats = np.interp(message, sizes, times) * beyond
+    sizes = np.array(sorted(points), np.float64)
+    times = np.array([points[size] for size in sorted(points)], np.float64)
+    size = x.astype(np.float64)
+    result: Floats = np.interp(size, sizes, times) * np.maximum(size / sizes[-1], 1.0)
     return result
 
 
-def _linear(points: Mapping[int, float], x: int) -> float:
-    """The line through the two points nearest around x, also outside them; at least 0, 0 if none."""
+def _factor(points: Mapping[int, float], block_size: int) -> float:
+    """Attention time at this KV block size over that of the measured one; 1 (assumed) if none is known."""
     sizes = sorted(points)
-    if len(sizes) < 2:
-        return float(points[sizes[0]]) if sizes else 0.0
-    right = min(max(int(np.searchsorted(sizes, x)), 1), len(sizes) - 1)
-    x0, x1 = sizes[right - 1], sizes[right]
-    y = points[x0] + (points[x1] - points[x0]) * (x - x0) / (x1 - x0)
-    return max(float(y), 0.0)
+    return float(np.interp(block_size, sizes, [points[size] for size in sizes])) if sizes else 1.0

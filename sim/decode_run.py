@@ -13,6 +13,8 @@ from sim.caches.apc import allocate_slots
 from sim.columns import K, Q, R, T, W
 from sim.core import Core
 from sim.cost import StepCost, cpu_time, gpu_time
+from sim.domain import note_domain
+from sim.timeseries import take_samples
 from sim.update import add_latencies
 
 NEVER = 1 << 62
@@ -69,9 +71,12 @@ def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_rea
                 first_due = min(first_due, due[i])
             used = core.pool.blocks.shape[1] - 1 - core.pool.count[FREE]
             count[K.max_blocks_used] = max(count[K.max_blocks_used], used)
+        note_domain(core, cost, n, n, decode_kv, 0, 0, 0)
         clock[W.usage] += used * duration
         clock[W.busy] += duration
         now = now + duration
+        if now >= clock[W.next_sample]:
+            take_samples(core, now, count[K.num_scheduled_tokens] + n * (done + 1))
         add_latencies(core, now - before, n)
         before = now
         decode_kv += n

@@ -16,9 +16,11 @@ from sim.clock import Clock
 from sim.columns import K, R, T, W
 from sim.core import REFUSED, EngineConfig
 from sim.cost import StepCost
+from sim.domain import StepsOutside, steps_outside
 from sim.errors import Livelock
 from sim.request import Batch, Ints
 from sim.state import State
+from sim.timeseries import Samples, samples_of
 
 Process = Generator[Event, Any, None]
 Records = dict[str, npt.NDArray[Any]]
@@ -26,7 +28,7 @@ INT_FIELDS = (  # the first R.RECORDED columns, then the outputs: see update.rec
     "request_id", "session_id", "tenant", "prefix_group", "prompt_len", "num_cached_tokens",
     "num_preemptions", "output_len",
 )  # fmt: skip
-FLOAT_FIELDS = ("arrival_time", "scheduled_time", "first_token_time", "finish_time")
+FLOAT_FIELDS = ("arrival_time", "ready_time", "scheduled_time", "first_token_time", "finish_time")
 ROWS = 4096  # ended requests collected between two deliveries
 
 
@@ -56,6 +58,8 @@ class Totals(NamedTuple):
     itl_sum_squares: float
     max_blocks_used: int
     usage_time: float  # used blocks x step durations
+    samples: Samples
+    steps_outside: StepsOutside
 
 
 class Engine:
@@ -214,6 +218,8 @@ class Engine:
             itl_sum_squares=float(clock[W.itl_sum_squares]),
             max_blocks_used=number(K.max_blocks_used),
             usage_time=float(clock[W.usage]),
+            samples=samples_of(core),
+            steps_outside=steps_outside(core),
         )
 
 

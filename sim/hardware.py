@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sim.errors import InputError, describe, suggestion
+from sim.errors import InputError, Location, describe, suggestion
+from sim.yaml_lines import read
 
 Dtype = Literal["bf16", "fp8"]
 DTYPE_BYTES: dict[Dtype, int] = {"bf16": 2, "fp8": 1}
 
 Count = Annotated[int, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0)]  # bytes or operations a second
 T = TypeVar("T", bound=BaseModel)
 
 _HERE = Path(__file__).parent
@@ -29,12 +31,12 @@ class Strict(BaseModel):
 
 
 class ModelSpec(Strict):
-    """A dense decoder with grouped-query attention (sizes as in its config.json)."""
+    """A decoder with grouped-query attention, dense or with routed experts (sizes as in its config.json)."""
 
     name: str
     layers: Count
     hidden_size: Count
-    intermediate_size: Count
+    intermediate_size: Count  # unused where there are experts
     num_attention_heads: Count
     num_kv_heads: Count
     head_dim: Count
@@ -42,14 +44,49 @@ class ModelSpec(Strict):
     tied_embeddings: bool  # the LM head shares the embedding's weights
     num_parameters: Count
     max_model_len: Count
+    num_experts: Count | None = None  # of every layer; None: dense
+    num_experts_per_tok: Count | None = None
+    moe_intermediate_size: Count | None = None  # of one expert
+
+    @model_validator(mode="after")
+    def _experts(self) -> ModelSpec:
+        experts = (self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size)
+        if any(experts) and not all(experts):
+            names = "num_experts, num_experts_per_tok and moe_intermediate_size"
+            raise ValueError(f"{names} belong together: give all three or none")
+        if self.num_experts and self.num_experts_per_tok and self.num_experts_per_tok > self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok ({self.num_experts_per_tok}) is above num_experts ({self.num_experts})"
+            )
+        return self
 
 
 class GpuSpec(Strict):
-    """One GPU. `memory_source` says whether the driver or the data sheet gave the bytes."""
+    """One GPU. `memory_source` says whether the driver or the data sheet gave the bytes.
+
+    The rates are those of the data sheet, dense (no sparsity); with them sim/roofline.py can time
+    models that nobody calibrated.
+    """
 
     name: str
     memory_bytes: Count
     memory_source: str
+    memory_bandwidth: Rate | None = None  # bytes/s
+    peak_flops: dict[Dtype, Rate] = {}  # FLOP/s of matrix products, by type of the weights
+    interconnect_bandwidth: Rate | None = None  # bytes/s to the other GPUs, each direction
+    shared_interconnect: bool = False  # all GPUs' traffic takes one path through the host (PCIe)
+    rates_source: str | None = None
+
+    @model_validator(mode="after")
+    def _rates(self) -> GpuSpec:
+        rates = (self.memory_bandwidth, self.peak_flops, self.rates_source)
+        if any(rates) and not all(rates):
+            raise ValueError(
+                "memory_bandwidth, peak_flops and rates_source belong together: give all three or none"
+            )
+        if self.peak_flops and "bf16" not in self.peak_flops:
+            raise ValueError("peak_flops: bf16 is missing; attention and LM head are timed with it")
+        return self
 
 
 def load_model(name: str) -> ModelSpec:
@@ -72,7 +109,13 @@ def load_gpu(name: str) -> GpuSpec:
 
 def shipped(folder: str) -> list[str]:
     """Names of the files this package ships in sim/FOLDER, sorted."""
-    return sorted(path.stem for path in (_HERE / folder).glob("*.yaml"))
+    root = _HERE / folder
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
+
+
+def is_known(folder: str, name: str) -> bool:
+    """Whether `name` is one shipped in sim/FOLDER, or the path of a file."""
+    return name in shipped(folder) or name.endswith((".yaml", ".yml"))
 
 
 def find(folder: str, kind: str, name: str) -> Path:
@@ -93,7 +136,7 @@ def find(folder: str, kind: str, name: str) -> Path:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in one YAML file. Raises InputError, one line: the file, the line, the problem."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -108,8 +151,23 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def check(model: type[T], data: dict[str, Any], path: Path) -> T:
-    """`data` as a `model`. Raises InputError, one line: the file, the field, the problem."""
+    """`data`, read from `path`, as a `model`.
+
+    Raises InputError, one line: the file, the line, the field, the problem.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise InputError(describe(error, model, data, lambda _: str(path))) from error
+        raise InputError(describe(error, model, data, lambda field: _place(path, field))) from error
+
+
+def _place(path: Path, field: Location) -> str:
+    """`path:line` of the deepest part of `field` that the file has; `path` alone if it has none."""
+    node, line = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader), 0
+    for key in field:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = [(name, value) for name, value in pairs if name.value == str(key)]
+        if not found:
+            break
+        line, node = found[0][0].start_mark.line + 1, found[0][1]
+    return f"{path}:{line}" if line else str(path)

@@ -75,7 +75,9 @@ def block_hashes(
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}; it must be at least 1")
     hash_object = _hash_function(algo)
-    ids = [int(token) for token in tokens]  # NumPy integers would be serialised otherwise
+    ids = list(tokens)
+    if type(sum(ids)) is not int:  # NumPy integers would be serialised otherwise
+        ids = [int(token) for token in ids]
     hashes: list[bytes] = []
     parent = none_hash
     for start in range(0, len(ids) - block_size - lookahead + 1, block_size):

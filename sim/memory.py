@@ -5,6 +5,7 @@
     blocks    = available // bytes_per_block          (the least rank; one is the null block)
 
 vLLM measures the three terms after the weights; here they are ASSUMED, from the formulas below.
+sim/validate/pool_sizes.py holds the result against public start-up logs.
 Source: vLLM 0.33 `Worker.determine_available_memory`, `get_kv_cache_configs`.
 """
 
@@ -17,16 +18,18 @@ from sim.errors import InputError
 from sim.hardware import DTYPE_BYTES, Dtype, GpuSpec, ModelSpec
 
 GIB = 1 << 30
+BF16 = DTYPE_BYTES["bf16"]
 
-# Assumed. Bytes for each (sequence, vocabulary entry) while vLLM profiles its sampler with top-p:
-# logits 2, their float32 copy 4, sorted values 4, sort indices 8, sort workspace 12.
-SAMPLER_BYTES = 30
-# Assumed. CUDA libraries' memory outside PyTorch: public start-up logs show 0.1 to 0.33 GiB.
-OTHER_BYTES = GIB // 5
-# Assumed. Public start-up logs of vLLM >= 0.21 show estimates from 0.17 to 0.58 GiB.
+# Assumed. Bytes for each (sequence, vocabulary entry) while vLLM profiles its sampler: the logits in
+# bf16 and their float32 copy, which is what logs of vLLM 0.26 and 0.27 leave room for. Older releases
+# held more: see sim/validate/pool_sizes.py.
+SAMPLER_BYTES = 6
+# Assumed. CUDA libraries' memory outside PyTorch, on one GPU and, with NCCL's buffers, on one of
+# several: what public logs of vLLM 0.11 on H100s print with tp 1 and 2.
+OTHER_BYTES = (13 * GIB // 100, 55 * GIB // 100)
+# Assumed. Public logs of vLLM >= 0.21 show estimates from 0.17 to 0.83 GiB, and a few above 2.
 GRAPH_BYTES = 2 * GIB // 5
-# None of the three is fitted; a measured RTX 4090 run (2,588 blocks), whose count they miss by
-# under 1 %, was known when they were written down.
+VOCAB_PADDING = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
 
 
 class PoolSize(NamedTuple):
@@ -47,27 +50,54 @@ class PoolSize(NamedTuple):
 
 
 def kv_bytes_per_token(model: ModelSpec, *, tp: int, kv_dtype: Dtype) -> int:
-    """Bytes of keys and values that one token keeps on one GPU."""
-    heads = max(1, model.num_kv_heads // tp)
-    return model.layers * heads * 2 * model.head_dim * DTYPE_BYTES[kv_dtype]
+    """Bytes of keys and values that one token keeps on one GPU; with more GPUs than heads, copies."""
+    return model.layers * _kv_heads(model, tp) * 2 * model.head_dim * DTYPE_BYTES[kv_dtype]
 
 
 def weight_bytes(model: ModelSpec, *, tp: int, weights: Dtype) -> int:
-    """Bytes of the model's weights on one GPU; embedding and LM head stay bf16 in fp8 checkpoints."""
-    tables = (1 if model.tied_embeddings else 2) * model.vocab_size * model.hidden_size
-    total = (model.num_parameters - tables) * DTYPE_BYTES[weights] + tables * DTYPE_BYTES["bf16"]
-    return -(-total // tp)
+    """Bytes of the model's weights on one GPU, its table of rotary angles among them.
 
-
-def activation_bytes(model: ModelSpec, *, tp: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-    """Assumed peak of activations: the larger of one layer's tensors and the sampler's.
-
-    A layer holds, for each token in bf16, hidden states and residual, the gate/up product
-    (2 * intermediate / tp) and its activation (intermediate / tp).
+    Embedding, LM head and the experts' router stay bf16 in fp8 checkpoints. Matrices and tables are
+    split over tp, KV heads down to one a GPU; the router and the angles are copied.
     """
-    layer = max_num_batched_tokens * (2 * model.hidden_size + 3 * model.intermediate_size // tp) * 2
-    sampler = min(max_num_seqs, max_num_batched_tokens) * model.vocab_size * SAMPLER_BYTES
-    return max(layer, sampler)
+    one_kv_head = model.layers * 2 * model.hidden_size * model.head_dim
+    copied_heads = tp * _kv_heads(model, tp) - model.num_kv_heads
+    router = model.layers * model.hidden_size * (model.num_experts or 0)
+    one_row = (1 if model.tied_embeddings else 2) * model.hidden_size
+    matrices = model.num_parameters - router - one_row * model.vocab_size + one_kv_head * copied_heads
+    split = matrices * DTYPE_BYTES[weights] + one_row * padded_vocab_size(model) * BF16
+    return -(-split // tp) + (router + model.max_model_len * model.head_dim) * BF16
+
+
+def padded_vocab_size(model: ModelSpec) -> int:
+    """Rows of the embedding and the LM head as vLLM pads them, of all GPUs together."""
+    return -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING
+
+
+def activation_bytes(
+    model: ModelSpec,
+    *,
+    tp: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    sampler_bytes: int = SAMPLER_BYTES,
+) -> int:
+    """Assumed peak of activations: hidden states and residual, and the larger of one MLP and the sampler.
+
+    A dense MLP holds, for each token in bf16, the gate/up product (2 * intermediate / tp) and its
+    activation (intermediate / tp). Experts hold the same for each of a token's experts, and their
+    outputs (hidden) in the place of the product. Every GPU samples from the logits of the whole
+    vocabulary.
+    """
+    if model.num_experts and model.num_experts_per_tok and model.moe_intermediate_size:
+        inner = model.moe_intermediate_size // tp
+        mlp = model.num_experts_per_tok * (max(2 * inner, model.hidden_size) + inner)
+    else:
+        mlp = 3 * model.intermediate_size // tp
+    sequences = min(max_num_seqs, max_num_batched_tokens)
+    hidden = 2 * max_num_batched_tokens * model.hidden_size * BF16
+    sampler = sequences * padded_vocab_size(model) * sampler_bytes
+    return hidden + max(max_num_batched_tokens * mlp * BF16, sampler)
 
 
 def num_gpu_blocks(
@@ -83,17 +113,18 @@ def num_gpu_blocks(
     max_num_seqs: int,
     max_model_len: int,
     cuda_graph_estimate: bool = True,
+    sampler_bytes: int = SAMPLER_BYTES,
 ) -> PoolSize:
     """The KV blocks of one engine, the null block among them, with the parts they come from.
 
-    cuda_graph_estimate: off in vLLM before 0.21 (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS).
-    Raises InputError, naming the remedy, for a tp that does not divide the heads, a utilisation
+    cuda_graph_estimate: off in vLLM before 0.21 (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS) and in
+    eager mode. sampler_bytes: other in vLLM before 0.26.
+    Raises InputError, naming the remedy, for a tp that does not split the model, a utilisation
     outside (0, 1], weights that do not fit, or a pool below one request of max_model_len.
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise InputError(f"gpu_memory_utilization {gpu_memory_utilization}: must be above 0, at most 1")
-    if tp < 1 or model.num_attention_heads % tp:
-        raise InputError(f"tp {tp} does not divide the {model.num_attention_heads} heads of {model.name}")
+    _check_split(model, tp)
     per_block = kv_bytes_per_token(model, tp=tp, kv_dtype=kv_dtype) * block_size
     size = PoolSize(
         num_gpu_blocks=0,
@@ -101,9 +132,13 @@ def num_gpu_blocks(
         requested=math.ceil(gpu.memory_bytes * gpu_memory_utilization),
         weights=weight_bytes(model, tp=tp, weights=weights),
         activations=activation_bytes(
-            model, tp=tp, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
+            model,
+            tp=tp,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            sampler_bytes=sampler_bytes,
         ),
-        other=OTHER_BYTES,
+        other=OTHER_BYTES[tp > 1],
         graphs=GRAPH_BYTES if cuda_graph_estimate else 0,
     )
     if size.weights >= size.requested:
@@ -127,3 +162,23 @@ def num_gpu_blocks(
 def max_concurrency(num_blocks: int, *, block_size: int, max_model_len: int) -> float:
     """Requests of max_model_len tokens that the pool holds at once, as vLLM's start-up log says it."""
     return num_blocks / -(-max_model_len // block_size)
+
+
+def _kv_heads(model: ModelSpec, tp: int) -> int:
+    """KV heads on one GPU."""
+    return max(1, model.num_kv_heads // tp)
+
+
+def _check_split(model: ModelSpec, tp: int) -> None:
+    """Raises InputError where vLLM could not split the model over tp GPUs."""
+    sizes = {
+        "heads": model.num_attention_heads,
+        "KV heads": max(model.num_kv_heads, tp),  # copied where there are fewer than GPUs
+        "MLP columns": model.moe_intermediate_size or model.intermediate_size,
+        "padded vocabulary rows": padded_vocab_size(model),
+    }
+    for what, size in sizes.items():
+        if tp < 1 or size % tp:
+            raise InputError(f"tp {tp} does not divide the {size} {what} of {model.name}")
+    if tp > model.num_kv_heads and tp % model.num_kv_heads:
+        raise InputError(f"tp {tp} is no multiple of the {model.num_kv_heads} KV heads of {model.name}")

@@ -6,6 +6,7 @@ Times are seconds inside and milliseconds in names that end in `_ms`. Keys are t
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,11 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sim import histogram
+from sim.saturation import front_end_work, saturation
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
     from sim.core import EngineConfig
+    from sim.cost import StepCost
     from sim.engine import Totals
 
 Floats = npt.NDArray[np.float64]
@@ -32,10 +35,11 @@ QUANTILES = (50, 90, 95, 99)
 
 COLUMNS = (
     "request_id", "session_id", "tenant", "prefix_group",
-    "arrival_time", "scheduled_time", "first_token_time", "finish_time",
+    "arrival_time", "ready_time", "scheduled_time", "first_token_time", "finish_time",
     "prompt_len", "output_len", "num_cached_tokens", "num_preemptions", "refused",
-    "queue_time_ms", "ttft_ms", "tpot_ms", "itl_mean_ms", "e2el_ms",
+    "front_end_time_ms", "queue_time_ms", "prefill_time_ms", "ttft_ms", "tpot_ms", "itl_mean_ms", "e2el_ms",
 )  # fmt: skip
+TTFT_PARTS = ("front_end_time", "queue_time", "prefill_time")
 
 HIT_RATE_DEFINITION = (
     "prompt tokens found in the cache / prompt tokens looked up,",
@@ -47,15 +51,21 @@ HIT_RATE_DEFINITION = (
 def with_latencies(chunk: Mapping[str, Column]) -> Chunk:
     """One chunk of the engine's records with the latencies it implies, in the order of COLUMNS.
 
-    `tpot_ms` and `itl_mean_ms` are NaN where the output is one token, all latencies where the
-    request was refused. Does not modify its argument.
+    TTFT has three parts: `front_end_time_ms` until the front-end thread has hashed and queued the
+    request, the wait for that thread included; `queue_time_ms` from there to the first step that
+    runs it, as in vLLM; `prefill_time_ms` until the first token, preemptions included. `tpot_ms`
+    and `itl_mean_ms` are NaN where the output is one token, all latencies where the request was
+    refused. Does not modify its argument.
     """
     arrival, first = chunk["arrival_time"], chunk["first_token_time"]
+    ready, scheduled = chunk["ready_time"], chunk["scheduled_time"]
     gaps = chunk["output_len"].astype(np.float64) - 1.0
     gaps[gaps < 1.0] = np.nan
     tpot = (chunk["finish_time"] - first) * 1e3 / gaps
     derived = {
-        "queue_time_ms": (chunk["scheduled_time"] - arrival) * 1e3,
+        "front_end_time_ms": (ready - arrival) * 1e3,
+        "queue_time_ms": (scheduled - ready) * 1e3,
+        "prefill_time_ms": (first - scheduled) * 1e3,
         "ttft_ms": (first - arrival) * 1e3,
         "tpot_ms": tpot,
         "itl_mean_ms": tpot,  # of one request the two are the same number
@@ -216,48 +226,6 @@ def count(records: Records, slo: Slo) -> Counts:
     )  # fmt: skip
 
 
-class Saturation(NamedTuple):
-    """Whether the engine kept up with its arrivals, and the figures that say so."""
-
-    verdict: str  # STABLE, BACKLOGGED or OVERLOADED
-    completion_ratio: float  # completions within the arrival span / arrivals
-    queueing_share: float  # part of TTFT spent in the queue, requests of the last third
-    waiting_tokens: tuple[int, int, int]  # prompt tokens waiting at 1/3, 2/3, 3/3 of the span
-
-
-def saturation(records: Records, first_arrival: float, last_arrival: float) -> Saturation:
-    """Judge the run over its arrival span [first_arrival, last_arrival], in seconds.
-
-    Waiting work W(t) is the prompt tokens of requests that have arrived and have not been
-    scheduled by t. OVERLOADED: W rises over both last thirds of the span and fewer than 95 % of
-    the arrivals completed within it. BACKLOGGED: otherwise, but queueing is more than half of
-    TTFT for the requests that arrived in the last third. STABLE: otherwise.
-    """
-    span = last_arrival - first_arrival
-    marks = (first_arrival + span / 3, first_arrival + span * 2 / 3, last_arrival)
-    waiting = [0, 0, 0]
-    arrivals = completions = 0
-    queueing = until_first = 0.0
-    names = ("refused", "arrival_time", "scheduled_time", "first_token_time", "finish_time")
-    for refused, arrival, scheduled, first, finish, prompt in records.chunks(*names, "prompt_len"):
-        ran = refused == 0
-        arrivals += int(np.count_nonzero(ran))
-        completions += int(np.count_nonzero(ran & (finish <= last_arrival)))
-        for i, mark in enumerate(marks):
-            waiting[i] += int(prompt[ran & (arrival <= mark) & (scheduled > mark)].sum())
-        late = ran & (arrival >= marks[1])
-        queueing += float((scheduled[late] - arrival[late]).sum())
-        until_first += float((first[late] - arrival[late]).sum())
-    completion_ratio = completions / arrivals if arrivals else math.nan
-    queueing_share = queueing / until_first if until_first > 0.0 else 0.0
-    verdict = "STABLE"
-    if waiting[0] < waiting[1] < waiting[2] and completion_ratio < 0.95:
-        verdict = "OVERLOADED"
-    elif queueing_share > 0.5:
-        verdict = "BACKLOGGED"
-    return Saturation(verdict, completion_ratio, queueing_share, (waiting[0], waiting[1], waiting[2]))
-
-
 def distribution(values: Floats, name: str) -> dict[str, float]:
     """Mean, median, standard deviation and percentiles of `values` in ms, keyed like vLLM's.
 
@@ -294,7 +262,9 @@ def _keyed(name: str, mean: float, std: float, quantiles: list[float]) -> dict[s
     return keyed | {f"p{q}_{name}_ms": value for q, value in zip(QUANTILES, quantiles, strict=True)}
 
 
-def summarize(records: Records, totals: Totals, config: EngineConfig, slo: Slo | None) -> dict[str, Any]:
+def summarize(
+    records: Records, totals: Totals, config: EngineConfig, slo: Slo | None, cost: StepCost | None = None
+) -> dict[str, Any]:
     """The summary of a run: finite numbers, or None where a figure is not defined.
 
     `duration` runs from the first arrival to the last completion, in simulated seconds. The
@@ -302,7 +272,8 @@ def summarize(records: Records, totals: Totals, config: EngineConfig, slo: Slo |
     """
     counts = count(records, slo or Slo())
     duration = counts.last_finish - counts.first_arrival
-    verdict = saturation(records, counts.first_arrival, counts.last_arrival)
+    work = functools.partial(front_end_work, cost, config) if cost is not None else None
+    verdict = saturation(records, counts.first_arrival, counts.last_arrival, work)
     usable = config.num_gpu_blocks - 1  # block 0 is the null block
     summary: dict[str, Any] = {
         "duration": duration,
@@ -323,7 +294,8 @@ def summarize(records: Records, totals: Totals, config: EngineConfig, slo: Slo |
         summary |= distribution(records.column(f"{name}_ms"), name)
         if name == "tpot":
             summary |= itl_distribution(totals)
-    summary |= distribution(records.column("queue_time_ms"), "queue_time")
+    for name in TTFT_PARTS:
+        summary |= distribution(records.column(f"{name}_ms"), name)
     summary |= {
         "saturation": verdict.verdict,
         "completion_ratio": verdict.completion_ratio,

@@ -6,6 +6,7 @@ and the PNG holds no date or version: equal runs give equal bytes.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,12 +47,10 @@ def run_figure(result: Result, path: Path) -> None:
     s = result.summary
     start = _first_arrival(result.records)
     edges = np.linspace(0.0, s["duration"] or 1.0, BINS + 1)
-    with mpl.rc_context(rc=mpl.rcParamsDefault), mpl.rc_context(rc=_STYLE):
-        figure = Figure(figsize=(10.0, 6.4), layout="constrained")
-        FigureCanvasAgg(figure)
+    with drawn(path, (10.0, 6.4)) as figure:
         axes = figure.subplot_mosaic([["ttft", "load"], ["tokens", "tokens"]])
         ttft_cdf(axes["ttft"], result.records)
-        requests_over_time(axes["load"], result.records, edges, start)
+        requests_over_time(axes["load"], result.timeseries, start, edges[-1])
         tokens_over_time(axes["tokens"], result.records, edges, start)
         rate = s["prefix_cache_hit_rate"]
         hits = "no prompt was looked up" if rate is None else f"hit rate {100 * rate:.1f} %"
@@ -62,6 +61,15 @@ def run_figure(result: Result, path: Path) -> None:
             ha="left",
             fontsize=11,
         )
+
+
+@contextlib.contextmanager
+def drawn(path: Path, inches: tuple[float, float]) -> Iterator[Figure]:
+    """A figure to draw on, in the house's style; written as a PNG when the block ends well."""
+    with mpl.rc_context(rc=mpl.rcParamsDefault), mpl.rc_context(rc=_STYLE):
+        figure = Figure(figsize=inches, layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
         figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
@@ -82,18 +90,15 @@ def ttft_cdf(axes: Axes, records: Records) -> Axes:
     return axes
 
 
-def requests_over_time(axes: Axes, records: Records, edges: Floats, start: float) -> Axes:
-    """Requests waiting and running at each time of `edges`, seconds after `start`."""
-    waiting, running = np.zeros(len(edges)), np.zeros(len(edges))
-    for arrival, scheduled, finish in _ran(records, "arrival_time", "scheduled_time", "finish_time"):
-        scheduled_by = _done_by(scheduled - start, edges)
-        waiting += _done_by(arrival - start, edges) - scheduled_by
-        running += scheduled_by - _done_by(finish - start, edges)
-    axes.plot(edges, running, color=BLUE, lw=1.5, label="running")
-    axes.plot(edges, waiting, color=ORANGE, lw=1.5, ls="--", label="waiting")
-    axes.set(title="Requests in the engine", xlabel="simulated seconds", ylabel="requests")
-    axes.set_xlim(0.0, edges[-1])
-    axes.set_ylim(0.0, 1.2 * max(float(running.max()), float(waiting.max()), 1.0))
+def requests_over_time(axes: Axes, series: dict[str, Floats], start: float, end: float) -> Axes:
+    """Requests waiting and running, from `start` on, over `end` seconds."""
+    time = series["time"] - start
+    running, waiting = series["num_requests_running"], series["num_requests_waiting"]
+    axes.plot(time, running, color=BLUE, lw=1.5, label="running", drawstyle="steps-pre")
+    axes.plot(time, waiting, color=ORANGE, lw=1.5, ls="--", label="waiting", drawstyle="steps-pre")
+    axes.set(title="Requests in the scheduler", xlabel="simulated seconds", ylabel="requests")
+    axes.set_xlim(0.0, end)
+    axes.set_ylim(0.0, 1.2 * max(running.max(initial=1), waiting.max(initial=1)))
     axes.legend(loc="upper right", ncols=2)
     return axes
 
@@ -122,11 +127,6 @@ def _ran(records: Records, *names: str) -> Iterator[tuple[npt.NDArray[Any], ...]
     for refused, *columns in records.chunks("refused", *names):
         kept = refused == 0
         yield tuple(column[kept] for column in columns)
-
-
-def _done_by(times: Floats, edges: Floats) -> Floats:
-    """How many of `times` are at or before each edge."""
-    return np.searchsorted(np.sort(times), edges, side="right").astype(np.float64)
 
 
 def _first_arrival(records: Records) -> float:

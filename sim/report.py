@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 WIDTH = 64
 LABEL = 42
 DAY = 24 * 3600.0  # seconds
-RESULT_FILES = frozenset({"summary.json", "requests.parquet", "scenario.yaml", "run.png"})
+RESULT_FILES = frozenset(
+    {"summary.json", "requests.parquet", "timeseries.parquet", "scenario.yaml", "run.png"}
+)
 
 _HEADINGS = {
     "ttft": "Time to First Token",
     "tpot": "Time per Output Token (excl. 1st token)",
     "itl": "Inter-token Latency",
     "e2el": "End-to-end Latency",
-    "queue_time": "Queueing, a part of TTFT",
 }
-_SHORT = {"queue_time": "queueing"}
+_PARTS = {"front_end_time": "Front end", "queue_time": "Queueing", "prefill_time": "Prefill"}
 _COLOURS = {"STABLE": "green", "BACKLOGGED": "yellow", "OVERLOADED": "red"}
 _VERDICTS = {
     "STABLE": "the engine kept up with its arrivals",
@@ -68,11 +69,12 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
     yield _line("Peak concurrent requests:", s["max_concurrent_requests"])
     for name, heading in _HEADINGS.items():
         yield _heading(heading)
-        short = _SHORT.get(name, name.upper())
+        short = name.upper()
         yield _line(f"Mean {short} (ms):", s[f"mean_{name}_ms"])
         yield _line(f"Median {short} (ms):", s[f"median_{name}_ms"])
         for quantile in QUANTILES[1:]:
             yield _line(f"P{quantile} {short} (ms):", s[f"p{quantile}_{name}_ms"])
+    yield from _ttft_lines(result)
     yield from _cache_lines(result)
     yield _heading("Load")
     verdict = s["saturation"]
@@ -92,6 +94,18 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
     yield "bold", "=" * WIDTH
     for text in s["warnings"]:
         yield "yellow", f"warning: {text}"
+
+
+def _ttft_lines(result: Result) -> Iterator[tuple[str, str]]:
+    s = result.summary
+    yield _heading("Parts of TTFT")
+    for name, part in _PARTS.items():
+        values = (s[f"{figure}_{name}_ms"] for figure in ("mean", "median", "p99"))
+        yield _line(f"{part}, mean / median / P99 (ms):", *values)
+    hashing = "no hashing charged"
+    if result.resolved.config.enable_prefix_caching and s["hash_us_per_block"] > 0:
+        hashing = f"{s['prefix_caching_hash_algo']} {s['hash_us_per_block']:.2f} us a block"
+    yield "dim", f"  front end: one thread, in order of arrival; {hashing}"
 
 
 def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
@@ -220,12 +234,16 @@ def _replace(partial: Path, out: Path) -> None:
 
 
 def write(result: Result, folder: Path) -> None:
-    """Write summary.json, scenario.yaml and run.png beside the requests.parquet of the run."""
+    """Write summary.json, scenario.yaml, timeseries.parquet and run.png beside the run's requests.parquet."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     from sim.plots import run_figure
     from sim.scenario import to_yaml
 
     (folder / "summary.json").write_text(to_json(result.summary), encoding="utf-8")
     (folder / "scenario.yaml").write_text(to_yaml(result.resolved.scenario), encoding="utf-8")
+    pq.write_table(pa.table(result.timeseries), folder / "timeseries.parquet", compression="zstd")
     run_figure(result, folder / "run.png")
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sim.errors import InputError, Location, describe
+from sim.hashing import Algorithm
 from sim.yaml_lines import Lines, dump, parse
 from workloads import AnyWorkload
 
@@ -22,6 +23,9 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Milliseconds = Annotated[float, Field(gt=0.0)]
 Microseconds = Annotated[float, Field(ge=0.0, le=1e9)]
+
+ROOFLINE = "roofline"  # a cost: from the GPU's data sheet
+TABLE = "table"  # a cost: aiconfigurator-core's tables, interpolated
 
 
 class Section(BaseModel):
@@ -45,6 +49,7 @@ class Engine(Section):
     max_model_len: Count | None = None  # tokens; None: the model's
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: Algorithm = "sha256"  # for its time only: hits are exact with any
     enable_chunked_prefill: bool = True
     async_scheduling: bool = True
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0  # 0: off
@@ -100,7 +105,8 @@ class Scenario(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     engine: Engine = Engine()
     cache: Literal["apc"] = "apc"
-    cost: str | WholeStep | None = None  # a calibration's name or file; None: the one for gpu and model
+    # A calibration's name or file, or `roofline`; None: the calibration of gpu and model, else a roofline.
+    cost: str | WholeStep | None = None
     workload: AnyWorkload
     slo: SloLimits | None = None
 
@@ -183,8 +189,9 @@ def _find_files(data: dict[str, Any], folder: Path, where: Callable[[Location], 
                 f"{where(('workload', 'path'))}: workload.path: no file {name}{looked}; {remedy}"
             )
         workload["path"] = found
-    if isinstance(data.get("cost"), str):
-        data["cost"] = _found(data["cost"], folder) or data["cost"]
+    for field in ("model", "gpu", "cost"):
+        if isinstance(data.get(field), str) and data[field].endswith((".yaml", ".yml")):
+            data[field] = _found(data[field], folder) or data[field]
 
 
 def _found(name: str, folder: Path) -> str | None:

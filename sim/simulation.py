@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sim.errors import InputError, Livelock
 from sim.metrics import Records, Slo, summarize
@@ -25,6 +26,7 @@ class Result(NamedTuple):
     resolved: Resolved
     summary: dict[str, Any]
     records: Records
+    timeseries: dict[str, npt.NDArray[Any]]  # see sim/timeseries.py
 
 
 def run(
@@ -36,7 +38,9 @@ def run(
     request can run, WorkloadError for bad data in the workload's files.
     """
     resolved = resolve(scenario)
+    from sim.domain import domain_warnings
     from sim.engine import simulate  # slow to load; what does not resolve is told without it
+    from sim.timeseries import time_series
 
     config = resolved.config
     workload = scenario.workload
@@ -81,7 +85,7 @@ def run(
                 f"that knows milliseconds up to {LATEST:g} s; check arrivals, think times and step times"
             )
         slo = Slo(**scenario.slo.model_dump()) if scenario.slo else None
-        figures = summarize(records, totals, config, slo)
+        figures = summarize(records, totals, config, slo, resolved.step_time.cost)
     except Livelock as problem:
         records.discard()
         raise InputError(
@@ -91,7 +95,8 @@ def run(
     except BaseException:
         records.discard()
         raise
-    notes = [*resolved.step_time.warnings, *told]
+    outside = domain_warnings(totals.steps_outside, totals.num_steps, resolved.step_time.cost)
+    notes = [*resolved.step_time.warnings, *outside, *told]
     if num_refused:
         named = ", ".join(map(str, refused)) + (", …" if num_refused > len(refused) else "")
         of_all = f"{num_refused} of {records.num_rows} requests"
@@ -102,8 +107,13 @@ def run(
             "hits will be 0; lower engine.block_size"
         )
     head = {"name": scenario.name, "model": scenario.model, "gpu": scenario.gpu, "seed": scenario.seed}
-    tail = {"calibration": resolved.step_time.name, "assumed": resolved.assumed, "warnings": notes}
-    return Result(resolved, head | figures | tail, records)
+    hashing = {
+        "prefix_caching_hash_algo": scenario.engine.prefix_caching_hash_algo,
+        "hash_us_per_block": resolved.step_time.cost.hash_us_per_block,
+    }
+    tail = hashing | {"calibration": resolved.step_time.name, "assumed": resolved.assumed, "warnings": notes}
+    series = time_series(totals.samples, config.num_gpu_blocks)
+    return Result(resolved, head | figures | tail, records, series)
 
 
 @contextlib.contextmanager

@@ -6,10 +6,11 @@ import numpy as np
 
 from sim.blocks import new_pool
 from sim.chains import ChainTree, new_tree
-from sim.columns import K, Q, R, S, T, W
+from sim.columns import K, Q, R, S, T, W, X
 from sim.core import NO_SEAT, REFUSED, VACANT, WAITING, Core, EngineConfig
 from sim.histogram import new_histogram
 from sim.request import Batch, Ints
+from sim.timeseries import SAMPLES, start_sampling
 
 
 def grown(table: Ints, width: int) -> Ints:
@@ -40,8 +41,11 @@ class State:
         count = np.zeros(K.WIDTH, np.int64)
         count[K.vacant_seats] = seats
         count[K.seated_head] = count[K.blocked_request] = count[K.admitting_budget] = -1
+        clock = np.zeros(W.WIDTH)
+        clock[W.next_sample] = np.inf
         self.next_id = 0
         self.segments_used = 0
+        self.sampling = False
         self.core = Core(
             config=config,
             pool=new_pool(config.num_gpu_blocks, taken_log),
@@ -58,8 +62,9 @@ class State:
             record_floats=np.zeros((num_records, T.RECORDED)),
             watched=np.zeros(num_records, np.int64),
             itl_histogram=new_histogram(),
+            samples=np.zeros((SAMPLES, X.WIDTH), np.int64),
             count=count,
-            clock=np.zeros(W.WIDTH),
+            clock=clock,
         )
         self.grow_requests(max(1024, seats))
 
@@ -162,6 +167,9 @@ class State:
     def arrive(self, slot: int) -> None:
         """Put a loaded request, whose arrival_time is set, into the front end's queue."""
         count, queues = self.core.count, self.core.queues
+        if not self.sampling:
+            start_sampling(self.core, float(self.core.times[T.arrival_time, slot]))
+            self.sampling = True
         end = count[K.arrived]
         if end == queues.shape[1]:
             begin = count[K.taken_in]

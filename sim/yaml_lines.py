@@ -93,6 +93,11 @@ def _mark(node: yaml.Node, location: Location, source: str, lines: Lines, loader
         raise InputError(f"{source}:{node.start_mark.line + 1}: a tag ({node.tag}) has no use here; drop it")
 
 
+def read(text: str) -> Any:
+    """The data in a YAML text, by the rules of `parse`, without lines. Raises yaml.YAMLError."""
+    return yaml.load(text, _Loader)
+
+
 def dump(data: dict[str, Any]) -> str:
     """YAML text of a mapping that `parse` reads back as the same."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

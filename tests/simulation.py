@@ -128,7 +128,8 @@ def check_invariants(result: Run, config: EngineConfig, sent: int) -> None:
     assert records["request_id"].tolist() == list(range(sent)), "requests in = finished + refused"
     served = {name: column[records["refused"] == 0] for name, column in records.items()}
     for earlier, later in (
-        ("arrival_time", "scheduled_time"),
+        ("arrival_time", "ready_time"),
+        ("ready_time", "scheduled_time"),
         ("scheduled_time", "first_token_time"),
         ("first_token_time", "finish_time"),
     ):

@@ -30,6 +30,7 @@ from sim.engine import simulate
 from sim.request import Batch, make_batch
 
 MANY = 20_000  # steps: more than any case needs
+TABLES = ("itl_histogram", "samples")  # of the totals: compared apart
 
 
 def at_every_step() -> Callable[[Clock], float]:
@@ -144,7 +145,7 @@ def batches(case: Case, size: int) -> Iterator[Batch]:
 
 
 def outcome(case: Case, horizon: Callable[[Clock], float] = Clock.horizon, size: int = 2048) -> bytes:
-    """Every bit that a run gives: its totals, and its records in the order in which they came."""
+    """Every bit that a run gives: its totals, samples, and records in the order in which they came."""
     chunks: list[dict[str, Any]] = []
     totals = simulate(
         batches(case, size),
@@ -157,10 +158,12 @@ def outcome(case: Case, horizon: Callable[[Clock], float] = Clock.horizon, size:
     )
     columns = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in sorted(chunks[0])}
     assert sorted(columns["request_id"].tolist()) == list(range(len(case.rows)))
-    numbers = {name: value for name, value in totals._asdict().items() if name != "itl_histogram"}
+    numbers = {name: value for name, value in totals._asdict().items() if name not in TABLES}
     lines = [f"{name}={value!r}" for name, value in numbers.items()]
     lines += [f"{name}: {column.tolist()}" for name, column in columns.items()]
-    lines.append(hashlib.sha256(totals.itl_histogram.tobytes()).hexdigest())
+    start, interval, samples = totals.samples
+    lines.append(f"{len(samples)} samples from {start!r}, {interval!r} apart")
+    lines += [hashlib.sha256(table.tobytes()).hexdigest() for table in (totals.itl_histogram, samples)]
     return "\n".join(lines).encode()
 
 
@@ -260,7 +263,8 @@ def test_result_files_have_the_same_bytes(tmp_path: Path) -> None:
     for folder in (first, second, plain):
         folder.mkdir()
     digests = result_digests(first)
-    assert all({"summary.json", "requests.parquet"} <= files.keys() for files in digests.values())
+    wanted = {"summary.json", "requests.parquet", "timeseries.parquet"}
+    assert all(wanted <= files.keys() for files in digests.values())
     summary = json.loads((first / "open" / "summary.json").read_text())
     assert summary["num_preemptions"] > 0 and summary["failed"] > 0 and summary["prefix_cache_hits"] > 0
     assert result_digests(second) == digests

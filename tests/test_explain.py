@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from sim.columns import T
 from sim.core import EngineConfig
 from sim.cost import linear_cost
 from sim.engine import simulate
@@ -121,10 +122,13 @@ def run_both(walk: Walk, batch: Batch, **closed_loop: Any) -> list[Event]:
     for event in events:
         check_board(event.board, walk.config)
     records: dict[int, tuple[int, float]] = {}
+    ready: dict[int, float] = {}
 
     def collect(chunk: dict[str, np.ndarray[Any, Any]]) -> None:
-        columns = (chunk[name].tolist() for name in ("request_id", "num_cached_tokens", "finish_time"))
-        records.update({number: (hit, end) for number, hit, end in zip(*columns, strict=True)})
+        names = ("request_id", "num_cached_tokens", "finish_time", "ready_time")
+        for number, hit, end, time in zip(*(chunk[name].tolist() for name in names), strict=True):
+            records[number] = hit, end
+            ready[number] = time
 
     totals = simulate(iter([batch]), walk.config, walk.cost, on_records=collect, **closed_loop)
     admitted, ended = of(events, Admission), of(events, Finish)
@@ -135,6 +139,8 @@ def run_both(walk: Walk, batch: Batch, **closed_loop: Any) -> list[Event]:
         else:
             assert np.isnan(end)
     assert len(records) == len(of(events, Arrival))
+    walked = [walk.core.times[T.ready_time, walk.requests[number].slot] for number in ready]
+    np.testing.assert_array_equal(walked, list(ready.values()))
     assert walk.num_steps == totals.num_steps
     evicted = [block for event in events if isinstance(event, Admission | Running) for block in event.evicted]
     assert len(evicted) == totals.num_evictions

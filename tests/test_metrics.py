@@ -14,9 +14,13 @@ import pytest
 import sim.histogram
 from sim import metrics
 from sim._jit import entry
+from sim.columns import X
 from sim.core import EngineConfig
+from sim.domain import StepsOutside
 from sim.histogram import new_histogram
-from sim.metrics import COLUMNS, ROW_GROUP, Records, Slo, saturation, summarize
+from sim.metrics import COLUMNS, ROW_GROUP, Records, Slo, summarize
+from sim.saturation import Saturation, saturation
+from sim.timeseries import Samples
 
 CONFIG = EngineConfig(
     block_size=16, num_gpu_blocks=101, max_num_batched_tokens=2048, max_num_seqs=8, max_model_len=4096
@@ -32,7 +36,10 @@ def make_totals(**given: float) -> Any:
         itl_count itl_sum itl_sum_squares max_blocks_used usage_time
     """
     zeros = dict.fromkeys(text.split(), 0)
-    return cast(Any, SimpleNamespace(**(zeros | {"itl_histogram": new_histogram()} | given)))
+    nowhere = StepsOutside(*[0] * len(StepsOutside._fields))
+    none = Samples(start=0.0, interval=1.0, table=np.zeros((0, X.WIDTH), np.int64))
+    tables = {"itl_histogram": new_histogram(), "steps_outside": nowhere, "samples": none}
+    return cast(Any, SimpleNamespace(**(zeros | tables | given)))
 
 
 def make_chunk(
@@ -43,13 +50,16 @@ def make_chunk(
     prompt: Any = 100,
     output: Any = 11,
     refused: Any = 0,
+    ready: Any = None,
 ) -> dict[str, Any]:
+    """Columns of records; `ready` (None: `arrival`) is when the front end is done."""
     n = len(arrival)
     whole = {"prompt_len": prompt, "output_len": output, "refused": refused, "num_cached_tokens": 32}
     whole |= {"session_id": -1, "tenant": -1, "prefix_group": 0, "num_preemptions": 0}
     chunk: dict[str, Any] = {name: np.broadcast_to(np.int64(value), n) for name, value in whole.items()}
     times = {
         "arrival_time": arrival,
+        "ready_time": arrival if ready is None else ready,
         "scheduled_time": scheduled,
         "first_token_time": first,
         "finish_time": finish,
@@ -61,8 +71,9 @@ def make_chunk(
 
 def random_chunk(n: int, seed: int = 0) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
-    times = np.cumsum(rng.exponential(1.0, (4, n)), axis=0)
-    return make_chunk(*times, prompt=rng.integers(1, 500, n), output=rng.integers(1, 9, n))
+    arrival, ready, *later = np.cumsum(rng.exponential(1.0, (5, n)), axis=0)
+    lengths = {"prompt": rng.integers(1, 500, n), "output": rng.integers(1, 9, n)}
+    return make_chunk(arrival, *later, ready=ready, **lengths)
 
 
 def closed(*chunks: dict[str, Any], path: Path | None = None) -> Records:
@@ -79,15 +90,17 @@ def cut(chunk: dict[str, Any], sizes: int) -> list[dict[str, Any]]:
 
 
 def test_columns_by_hand() -> None:
-    records = closed(make_chunk([1.0], [1.5], [2.0], [3.0]))
-    assert records.column("queue_time_ms") == pytest.approx([500])
+    records = closed(make_chunk([1.0], [1.5], [2.0], [3.0], ready=[1.2]))
+    assert records.column("front_end_time_ms") == pytest.approx([200])
+    assert records.column("queue_time_ms") == pytest.approx([300])
+    assert records.column("prefill_time_ms") == pytest.approx([500])
     assert records.column("ttft_ms") == pytest.approx([1000])
     assert records.column("tpot_ms") == pytest.approx([100])  # 10 gaps in a second
     assert records.column("itl_mean_ms") == pytest.approx([100])
     assert records.column("e2el_ms") == pytest.approx([2000])
 
 
-@pytest.mark.parametrize("name", ["ttft", "tpot", "e2el", "queue_time"])
+@pytest.mark.parametrize("name", ["ttft", "tpot", "e2el", "front_end_time", "queue_time", "prefill_time"])
 def test_distribution_is_numpys(name: str) -> None:
     records = closed(*cut(random_chunk(5000), 700))
     summary = summarize(records, make_totals(), CONFIG, None)
@@ -207,7 +220,7 @@ def served(arrival: Any, service: float, servers: int = 1) -> Records:
     return closed(make_chunk(arrival, scheduled, end, end))
 
 
-def verdict(records: Records) -> metrics.Saturation:
+def verdict(records: Records) -> Saturation:
     arrival = records.column("arrival_time")
     return saturation(records, float(arrival.min()), float(arrival.max()))
 

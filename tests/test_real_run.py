@@ -16,10 +16,24 @@ import numpy.typing as npt
 import pytest
 from simulation import run
 
+from sim.calibrate.measured_run import MeasuredRun, read_run, read_ticks
 from sim.cost import StepCost, linear_cost
 from sim.request import Batch, make_batch
 from sim.resolve import resolve
 from sim.scenario import load
+from sim.validate.rtx4090 import (
+    CALIBRATION,
+    KV_LIMIT,
+    LIMIT,
+    LOAD,
+    RUN,
+    at_instants,
+    curves,
+    curves_figure,
+    retell_run,
+    ttft_figure,
+)
+from sim.validate.rtx4090 import rows as rtx4090_rows
 from sim.verify.contents import Contents
 from sim.verify.engine_run import all_tokens, engine_config
 from workloads import Trace
@@ -29,8 +43,6 @@ Floats = npt.NDArray[np.float64]
 HERE = Path(__file__).resolve().parent
 SCENARIO = HERE.parent / "scenarios" / "sharegpt_rtx4090.yaml"
 TRACES = HERE.parents[1] / "shared" / "traces"
-LOAD = TRACES / "sharegpt_llama31_8b_segments.jsonl.gz"
-MEASURED = TRACES / "vllm-RTX4090-llama8b-requests.jsonl.gz"
 
 
 def summary(latency: Floats) -> Floats:
@@ -43,63 +55,89 @@ def correlation(a: Floats, b: Floats) -> float:
 
 
 @pytest.fixture(scope="module")
-def rtx4090() -> dict[str, Floats]:
-    """The measured run's times by column, seconds, in order of request."""
-    for path in (LOAD, MEASURED):
-        if not path.exists():
-            pytest.skip(f"needs the measured run of an RTX 4090: no {path}")
-    with gzip.open(MEASURED, "rt") as file:
-        rows = [json.loads(line) for line in file]
-    rows.sort(key=lambda row: int(row["request_id"].removeprefix("bench-")))
-    return {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "request_id"}
+def rtx4090() -> MeasuredRun:
+    """The measured run; its calibration has seen the first 60 of 300 requests, and no more."""
+    for name in (LOAD, RUN):
+        if not (TRACES / name).exists():
+            pytest.skip(f"needs the measured run of an RTX 4090: no {TRACES / name}")
+    return read_run(TRACES / RUN)
 
 
-def planned_times(measured: dict[str, Floats]) -> None:
+def planned_times(measured: MeasuredRun) -> None:
     """When the load's file lets the requests arrive: left as they are."""
 
 
-def client_times(measured: dict[str, Floats]) -> Floats:
+def client_times(measured: MeasuredRun) -> Floats:
     """When the client really sent them."""
-    return measured["arrival_time"] - measured["arrival_time"][0]
+    return measured.arrival_time
 
 
-def queued_times(measured: dict[str, Floats]) -> Floats:
+def queued_times(measured: MeasuredRun) -> Floats:
     """When the scheduler took them in, between two steps."""
-    return measured["queued_ts"] - measured["queued_ts"][0]
+    return measured.queued_time
 
 
 @pytest.mark.parametrize(
     ("arrivals", "likeness"), [(planned_times, 0.9995), (client_times, 0.9995), (queued_times, 0.9999)]
 )
-def test_an_overloaded_rtx_4090(rtx4090: dict[str, Floats], arrivals: Any, likeness: float) -> None:
-    scenario = load(SCENARIO, [f"workload.path={LOAD}"])
+def test_an_overloaded_rtx_4090(rtx4090: MeasuredRun, arrivals: Any, likeness: float) -> None:
+    scenario = load(SCENARIO, [f"workload.path={TRACES / LOAD}"])
     resolved = resolve(scenario)
     config, cost = resolved.config, resolved.step_time.cost
-    assert (config.block_size, config.num_gpu_blocks, config.async_scheduling) == (16, 2588, True)
-    assert (config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len) == (2048, 256, 32768)
-    assert cost.token_us[1] == 17.5e3 + 70 and cost.token_us[1000] == 17.5e3 + 70e3 and cost.d2 == 0.15
+    assert config == rtx4090.config
+    assert resolved.step_time.name == CALIBRATION
 
     assert isinstance(scenario.workload, Trace)
     (batch,) = scenario.workload.batches(np.random.SeedSequence(scenario.seed), config.block_size)
-    assert batch.prompt_len.tolist() == rtx4090["input_toks"].tolist()
-    assert batch.output_len.tolist() == rtx4090["output_toks"].tolist()
+    assert batch.prompt_len.tolist() == rtx4090.prompt_len.tolist()
+    assert batch.output_len.tolist() == rtx4090.output_len.tolist()
     times = arrivals(rtx4090)
     result = run(batch if times is None else batch._replace(arrival_time=times), config, cost)
 
     # The published TTFT counts from the scheduler's stamp, at most a step (30 ms in the mean) late.
-    ttft = rtx4090["first_token_ts"] - rtx4090["queued_ts"]
-    tpot = (rtx4090["last_token_ts"] - rtx4090["first_token_ts"]) / (rtx4090["output_toks"] - 1)
+    ttft = rtx4090.first_token_time - rtx4090.queued_time
+    tpot = (rtx4090.last_token_time - rtx4090.first_token_time) / (rtx4090.output_len - 1)
     assert summary(ttft).round(3).tolist() == [65.457, 60.111, 122.739]
     assert summary(tpot)[0] == pytest.approx(0.0324, abs=5e-5)
 
-    np.testing.assert_allclose(summary(result.ttft), summary(ttft), rtol=0.025)
-    np.testing.assert_allclose(summary(result.tpot), summary(tpot), rtol=0.025)
-    waits = rtx4090["scheduled_ts"] - rtx4090["queued_ts"]
-    np.testing.assert_allclose(summary(result.waits), summary(waits), rtol=0.025)
-    e2el = rtx4090["last_token_ts"] - rtx4090["queued_ts"]
-    np.testing.assert_allclose(summary(result.e2el), summary(e2el), rtol=0.025)
+    np.testing.assert_allclose(summary(result.ttft), summary(ttft), rtol=0.02)
+    np.testing.assert_allclose(summary(result.tpot), summary(tpot), rtol=0.02)
+    waits = rtx4090.scheduled_time - rtx4090.queued_time
+    np.testing.assert_allclose(summary(result.waits), summary(waits), rtol=0.02)
+    e2el = rtx4090.last_token_time - rtx4090.queued_time
+    np.testing.assert_allclose(summary(result.e2el), summary(e2el), rtol=0.02)
+    begin = result.records["arrival_time"][0]
+    makespan = result.records["finish_time"].max() - begin
+    assert makespan == pytest.approx(rtx4090.last_token_time.max(), rel=0.02)
     assert correlation(result.ttft, ttft) > likeness
     assert correlation(result.e2el, e2el) > 0.9999
+
+    ticks = read_ticks(TRACES / RUN, rtx4090)
+    series = at_instants(result.totals.samples, config.num_gpu_blocks, begin + ticks.time)
+    assert apart(series["kv_cache_usage_perc"], ticks.kv_cache_usage_perc) < 0.05
+    assert apart(series["num_requests_running"], ticks.num_running) < 0.05 * ticks.num_running.mean()
+    assert apart(series["num_requests_waiting"], ticks.num_waiting) < 0.02 * ticks.num_waiting.mean()
+
+
+def apart(a: Floats, b: Floats) -> float:
+    """The mean of absolute differences."""
+    return float(np.abs(a - b).mean())
+
+
+def test_the_figures_of_the_validation_page(rtx4090: MeasuredRun, tmp_path: Path) -> None:
+    retold = retell_run(TRACES)
+    rows, (running, waiting, kv) = rtx4090_rows(retold), curves(retold)
+    assert [row.name for row in rows[:4]] == ["mean TTFT", "p50 TTFT", "p95 TTFT", "mean TPOT"]
+    assert rows[0].measured == pytest.approx(65.457, abs=1e-3) and rows[-1].name == "makespan"
+    assert all(abs(row.difference) < LIMIT for row in rows)
+    assert 0 < kv.difference < KV_LIMIT
+    assert 0 < running.difference < 0.05 * running.measured
+    assert 0 < waiting.difference < 0.02 * waiting.measured
+    for draw in (ttft_figure, curves_figure):
+        first, second = tmp_path / "first.png", tmp_path / "second.png"
+        draw(retold, first)
+        draw(retold, second)
+        assert first.read_bytes() == second.read_bytes() and first.stat().st_size > 10_000
 
 
 def read_recording(name: str) -> dict[str, Any]:

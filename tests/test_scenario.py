@@ -204,7 +204,7 @@ def test_resolves_pool_from_model_and_gpu(tmp_path: Path) -> None:
     resolved = resolve(load(path, ["engine.num_gpu_blocks=auto"]))
     tokens = resolved.config.num_gpu_blocks * 16
     assert 400_000 < tokens < 550_000  # an 80 GB card with 16 GB of weights, 128 KiB a token
-    assert resolved.step_time.name == "h100-sxm_llama-3.1-8b_tp1_bf16"
+    assert resolved.step_time.name == "h100-sxm/llama-3.1-8b_tp1_bf16"
     assert resolved.config.max_model_len == 131_072
     assert any("kappa" in text for text in resolved.assumed)
 
@@ -221,7 +221,7 @@ def test_without_chunking_no_longer_prompt_than_the_budget(tmp_path: Path) -> No
     [
         (["model=llama-3.1-8", "cost=null"], "llama-3.1-8b"),
         (["gpu=h100", "cost=null"], "h100-sxm"),
-        (["cost=h100-sxm_llama-3.1-8b_tp1"], "h100-sxm_llama-3.1-8b_tp1_bf16"),
+        (["cost=h100-sxm/llama-3.1-8b_tp1"], "h100-sxm/llama-3.1-8b_tp1_bf16"),
         (["cost=none.yaml"], "none.yaml"),
         (["engine.num_gpu_blocks=auto", "engine.gpu_memory_utilization=0.1"], "gpu_memory_utilization"),
     ],
@@ -233,7 +233,7 @@ def test_lookups_that_fail(tmp_path: Path, overrides: list[str], word: str) -> N
 
 
 def test_calibration_of_another_machine_is_told(tmp_path: Path) -> None:
-    scenario = load(write(tmp_path, GOOD), ["cost=h200-sxm_llama-3.1-8b_tp1_bf16"])
+    scenario = load(write(tmp_path, GOOD), ["cost=h200-sxm/llama-3.1-8b_tp1_bf16"])
     assert "h200" in resolve(scenario).step_time.warnings[0]
 
 

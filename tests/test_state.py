@@ -78,5 +78,5 @@ def test_compaction_drops_the_segments_of_vacant_slots_only() -> None:
 
 def test_a_records_fields_are_the_first_columns_in_order() -> None:
     assert [getattr(R, name) for name in INT_FIELDS[: R.RECORDED]] == list(range(R.RECORDED))
-    assert [getattr(T, name) for name in FLOAT_FIELDS[:3]] == [0, 1, 2]
+    assert [getattr(T, name) for name in FLOAT_FIELDS[:4]] == [0, 1, 2, 3]
     assert T.last_token_time == FLOAT_FIELDS.index("finish_time") == T.RECORDED - 1

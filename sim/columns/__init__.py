@@ -11,7 +11,8 @@ from sim.columns import count as K
 from sim.columns import nodes as N
 from sim.columns import queues as Q
 from sim.columns import requests as R
+from sim.columns import samples as X
 from sim.columns import steps as S
 from sim.columns import times as T
 
-__all__ = ["B", "C", "K", "N", "Q", "R", "S", "T", "W"]
+__all__ = ["B", "C", "K", "N", "Q", "R", "S", "T", "W", "X"]

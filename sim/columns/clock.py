@@ -9,5 +9,7 @@ usage = 6  # used blocks x time
 itl_sum = 7
 itl_sum_squares = 8
 wake = 9  # when the engine wants to go on
+next_sample = 10  # infinite before the first arrival
+sample_interval = 11
 
-WIDTH = 10
+WIDTH = 12

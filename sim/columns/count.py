@@ -51,5 +51,13 @@ shape_cross = 49  # sum of q * c
 shape_context = 50  # sum of c
 any_watched = 51  # whether any request is watched
 fruitless = 52  # preemptions since a step sampled a token
+num_samples = 53
+first_sample = 54  # its instant, in intervals
+outside_tokens = 55  # steps beyond what the calibration measured
+outside_decodes = 56
+outside_kv_len = 57
+outside_decode_kv = 58
+outside_query_len = 59
+outside_context_len = 60
 
-WIDTH = 53
+WIDTH = 61

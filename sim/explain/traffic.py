@@ -32,10 +32,11 @@ class Traffic:
             self._num_unsent -= 1
             yield heappop(self._to_come), next(self._unsent)
 
-    def hash_prompt(self, arrival: float, number: int, work: float) -> None:
-        """Queue a request for the front end, which takes `work` seconds for it."""
+    def hash_prompt(self, arrival: float, number: int, work: float) -> float:
+        """Queue a request for the front end, which takes `work` seconds for it; returns when it is done."""
         self._front_end_free = max(arrival, self._front_end_free) + work
         self._in_front_end.append((self._front_end_free, arrival, number))
+        return self._front_end_free
 
     def ready(self, now: float) -> Iterator[tuple[float, int]]:
         """Requests that the front end has done by `now`, each once: (arrival, number)."""

@@ -30,6 +30,7 @@ from sim.state import State
 schedule = entry(scheduler.schedule)
 update_from_output = entry(update.update_from_output)
 add_request = entry(waiting.add_request)
+front_end_time = entry(step_cost.front_end_time)
 gpu_time = entry(step_cost.gpu_time)
 cpu_time = entry(step_cost.cpu_time)
 
@@ -142,8 +143,8 @@ class Walk:
                 continue
             num_full = request.prompt_len // self.config.block_size
             to_hash = num_full if self.config.enable_prefix_caching else 0
-            work = self.cost.front_end_us + self.cost.hash_us_per_block * to_hash
-            self.traffic.hash_prompt(arrival, number, work * 1e-6)
+            ready = self.traffic.hash_prompt(arrival, number, float(front_end_time(self.cost, to_hash)))
+            self.core.times[T.ready_time, request.slot] = ready
         for arrival, number in self.traffic.ready(self.now):
             add_request(self.core, self.requests[number].slot)
             yield self._arrival(arrival, self.requests[number], refused=False)

@@ -1,0 +1,180 @@
+"""From measured kernel times to a calibration: the fits, their held-out errors, what is assumed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from sim.calibrate.curve import layer_curve
+from sim.calibrate.elementwise import ELEMENTWISE_US, elementwise, with_elementwise
+from sim.calibrate.fit import (
+    decode,
+    fit_decode,
+    fit_prefill,
+    fit_saturating,
+    prefill,
+)
+from sim.calibrate.held_out import fit_error, held_out_errors, interpolation_errors
+from sim.calibrate.timings import Timings
+from sim.calibration import (
+    Allreduce,
+    Attention,
+    Cpu,
+    Domain,
+    Experts,
+    FitError,
+    KernelCalibration,
+    Provenance,
+    Saturating,
+)
+from sim.cost import saturating
+from sim.front_end import FrontEnd
+from sim.hardware import Dtype, GpuSpec, ModelSpec
+from sim.kernels import Kernels
+
+# Assumed where it was not measured.
+KAPPA = 1.15  # prefill over cached context against prefill over new tokens
+HELD_OUT = "errors are of points that the fit did not see: four folds, each predicted from the others"
+
+SHORTEST_KV = 64  # tokens; a shorter decode is all overhead, and few prompts are that short
+LONG_PREFILL_US = 100.0  # below, a prefill's attention is mostly launch
+
+
+def build(
+    gpu: GpuSpec,
+    model: ModelSpec,
+    kernels: Kernels,
+    timings: Timings,
+    *,
+    tp: int,
+    weights: Dtype,
+    date: str,
+    assume_kappa: bool = False,
+) -> KernelCalibration:
+    """Fit every component and state its held-out error. Modifies nothing.
+
+    assume_kappa: do not fit what cached context costs, even where it was measured.
+    """
+    errors: dict[str, FitError] = {}
+    layer = layer_curve(timings.gemm, kernels.gemms)
+    if kernels.router is not None:
+        layer = (layer + layer_curve(timings.gemm_bf16, [kernels.router])).dropna()
+    gemm = _saturating("gemm", layer, errors)
+    lm_head = _saturating("lm_head", layer_curve(timings.gemm_bf16, [kernels.lm_head]), errors)
+    attention = {kv: _attention(timings, kv, errors, assume_kappa) for kv in timings.decode}
+    experts = None
+    if timings.experts is not None:
+        experts = Experts(points=_points(timings.experts, "num_tokens"))
+        errors["experts"] = _interpolated(timings.experts, "num_tokens")
+    allreduce = None
+    if timings.allreduce is not None:
+        allreduce = Allreduce(points=_points(timings.allreduce, "elements"))
+        errors["allreduce"] = _interpolated(timings.allreduce, "elements")
+    fitted = KernelCalibration(
+        form="kernels",
+        gpu=gpu.name,
+        model=model.name,
+        tp=tp,
+        weights=weights,
+        layers=model.layers,
+        hidden_size=model.hidden_size,
+        gemm=gemm,
+        experts=experts,
+        lm_head=lm_head,
+        attention=attention,
+        elementwise=elementwise(gpu, kernels),
+        allreduce=allreduce,
+        cpu=Cpu(o0=0.0, o1=0.0),
+        front_end=FrontEnd(hash_us_per_block=timings.hash_us_per_block),
+        domain=_domain(timings, layer),
+        errors=errors,
+        assumed=_assumed(timings, attention, gpu, assume_kappa),
+        provenance=Provenance(
+            source=timings.source,
+            licence=timings.licence,
+            date=date,
+            tables=timings.tables,
+            note="; ".join([HELD_OUT, *timings.notes]),
+        ),
+    )
+    return fitted if timings.steps is None else with_elementwise(fitted, timings.steps)
+
+
+def _saturating(name: str, curve: pd.Series[float], errors: dict[str, FitError]) -> Saturating:
+    points = pd.DataFrame({"m": curve.index, "latency_us": curve.to_numpy(np.float64)})
+
+    def fit(some: pd.DataFrame) -> Saturating:
+        return fit_saturating(some.m.to_numpy(np.float64), some.latency_us.to_numpy(np.float64))
+
+    unseen = held_out_errors(points, fit, lambda f, some: saturating(f, some.m.to_numpy(np.int64)))
+    errors[name] = fit_error(unseen)
+    return fit(points)
+
+
+def _attention(
+    timings: Timings, kv_dtype: Dtype, errors: dict[str, FitError], assume_kappa: bool
+) -> Attention:
+    decodes = timings.decode[kv_dtype]
+    decodes = decodes[decodes.kv >= min(SHORTEST_KV, decodes.kv.max())]
+    errors[f"decode_attention_{kv_dtype}"] = fit_error(held_out_errors(decodes, fit_decode, decode))
+    prefills = timings.prefill[kv_dtype]
+    if assume_kappa:
+        prefills = prefills[prefills.c == 0]
+    context = (prefills.c > 0).to_numpy()
+    kappa = None if context.any() else KAPPA
+    unseen = held_out_errors(prefills, lambda some: fit_prefill(some, kappa), prefill)
+    long = (prefills.latency_us > LONG_PREFILL_US).to_numpy()
+    if (long & ~context).any():
+        errors[f"prefill_attention_{kv_dtype}"] = fit_error(unseen[long & ~context])
+    if context.any():
+        errors[f"prefill_over_context_{kv_dtype}"] = fit_error(unseen[context])
+    decode_factor = timings.decode_factors.get(kv_dtype, {})
+    prefill_factor = timings.prefill_factors.get(kv_dtype, {})
+    return Attention(
+        decode=fit_decode(decodes).model_copy(update={"block_size_factor": decode_factor}),
+        prefill=fit_prefill(prefills, kappa).model_copy(update={"block_size_factor": prefill_factor}),
+    )
+
+
+def _points(frame: pd.DataFrame, x: str) -> dict[int, float]:
+    """Times by size, each at most the next: more work is not done sooner."""
+    times = frame.latency_us.iloc[::-1].cummin().iloc[::-1]
+    return dict(zip(frame[x].tolist(), times.round(3).tolist(), strict=True))
+
+
+def _interpolated(frame: pd.DataFrame, x: str) -> FitError:
+    times = frame.latency_us.to_numpy(np.float64)
+    return fit_error(interpolation_errors(frame[x].to_numpy(np.float64), times))
+
+
+def _domain(timings: Timings, layer: pd.Series[float]) -> Domain:
+    decodes, prefills = (pd.concat(frames.values()) for frames in (timings.decode, timings.prefill))
+    return Domain(
+        max_tokens=int(layer.index.max()),
+        max_decodes=int(decodes.batch.max()),
+        min_kv_len=min(SHORTEST_KV, int(decodes.kv.max())),
+        max_kv_len=int(decodes.kv.max()),
+        max_decode_kv=int((decodes.batch * decodes.kv).max()),
+        max_query_len=int(prefills.q.max()),
+        max_context_len=int(prefills.c.max()),
+    )
+
+
+def _assumed(
+    timings: Timings, attention: dict[Dtype, Attention], gpu: GpuSpec, assume_kappa: bool
+) -> list[str]:
+    texts = []
+    if timings.steps is None:
+        traffic = ", and their traffic at 80 % of the data sheet's bandwidth" if gpu.memory_bandwidth else ""
+        texts.append(f"element-wise kernels take {ELEMENTWISE_US} us a layer{traffic} (e0, e1)")
+    if assume_kappa or not any((frame.c > 0).any() for frame in timings.prefill.values()):
+        texts.append(
+            f"prefill over cached context costs 1/{KAPPA} of as many new tokens (kappa = {KAPPA}, a3 = 0)"
+        )
+    texts += [
+        "no CPU time for schedule, launch and update (O = 0)",
+        "no front-end time a request beside hashing (alpha = 0)",
+    ]
+    if not any(one.decode.block_size_factor for one in attention.values()):
+        texts.append("attention takes the same time at every KV block size (block_size_factor = 1)")
+    return texts

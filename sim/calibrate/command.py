@@ -1,0 +1,78 @@
+"""What `prefixsim calibrate` does and prints."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sim.calibrate.bars import bar_of, meets
+from sim.calibration import Calibration
+from sim.errors import InputError
+from sim.hardware import Dtype, GpuSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def default_name(calibration: Calibration) -> Path:
+    """Where a calibration goes if nobody says: a file of its name, here."""
+    return Path(calibration.name.replace("/", "_") + ".yaml")
+
+
+def today() -> str:
+    """The date of a fit, ISO; SOURCE_DATE_EPOCH is not heeded: a fit is dated when it is made."""
+    return datetime.date.today().isoformat()
+
+
+def fit(
+    gpu: GpuSpec,
+    model: ModelSpec,
+    *,
+    tp: int,
+    weights: Dtype,
+    kv_dtypes: list[Dtype],
+    timings: Path | None,
+    assume_kappa: bool,
+) -> Calibration:
+    """Fit the tables of aiconfigurator-core, or `timings`, a CSV. Raises InputError, one line."""
+    try:
+        import scipy  # noqa: F401
+    except ImportError:
+        raise InputError("calibrate needs scipy: pip install 'prefixsim[calibrate]'") from None
+    from sim.calibrate.sources import from_aiconfigurator, from_csv
+
+    if timings is None:
+        return from_aiconfigurator(
+            gpu, model, tp=tp, weights=weights, kv_dtypes=kv_dtypes, date=today()
+        )
+    return from_csv(
+        timings,
+        gpu,
+        model,
+        tp=tp,
+        weights=weights,
+        kv_dtypes=kv_dtypes,
+        assume_kappa=assume_kappa,
+        date=today(),
+    )
+
+
+def show(calibration: Calibration, console: Console) -> None:
+    """Print each component's held-out error beside its bar, and what is assumed."""
+    from rich.table import Table
+
+    table = Table(title=f"{calibration.name}: errors on points not in the fit, %", title_justify="left")
+    for heading in ("component", "points", "MAPE", "p95", "bar", ""):
+        table.add_column(heading, justify="left" if heading in ("component", "") else "right")
+    for component, error in calibration.errors.items():
+        bar = bar_of(component, calibration.gpu)
+        limit = "none set" if bar is None else f"{bar.mape:g}" + (f" / {bar.p95:g}" if bar.p95 else "")
+        verdict = "" if bar is None else "[green]met[/]" if meets(error, bar) else "[red]MISSED[/]"
+        row = (str(error.points), f"{error.mape:.1f}", f"{error.p95:.1f}")
+        table.add_row(component, *row, limit, verdict)
+    console.print(table)
+    for text in calibration.assumed:
+        console.print(f"assumed: {text}", style="dim", highlight=False)
+    if calibration.provenance.note:
+        console.print(f"note: {calibration.provenance.note}", style="dim", highlight=False)

@@ -1,0 +1,45 @@
+"""A calibration as the YAML file that simulations read."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sim.calibration import Calibration
+from sim.yaml_lines import dump
+
+DIGITS = 7  # significant, of a coefficient
+
+
+def to_text(calibration: Calibration) -> str:
+    """The file's text; reading it back gives the same calibration, but for the last digits."""
+    kv = " and ".join(calibration.kv_dtypes)
+    what = f"{calibration.model} on {calibration.gpu}, tp {calibration.tp}, {calibration.weights} weights"
+    head = f"# Step time of {what}, {kv} KV. Microseconds, per GPU.\n"
+    if calibration.form == "kernels":
+        head += "# gemm, experts, attention, elementwise: of a layer; sim/calibration.py defines the terms.\n"
+    data = {"form": calibration.form, **calibration.model_dump(exclude_defaults=True, exclude_none=True)}
+    return head + dump(_rounded(data))
+
+
+def write(calibration: Calibration, path: Path) -> None:
+    """Write the file, whole or not at all. Raises OSError where it cannot."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(to_text(calibration))
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _rounded(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _rounded(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_rounded(value) for value in data]
+    return float(f"{data:.{DIGITS}g}") if isinstance(data, float) else data

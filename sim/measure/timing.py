@@ -1,0 +1,23 @@
+"""The figures of repeated measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Timing(NamedTuple):
+    """Microseconds: the median of the repeats, and their 10th and 90th percentiles."""
+
+    latency_us: float
+    p10_us: float
+    p90_us: float
+    repeats: int
+
+
+def timing(times_us: Sequence[float]) -> Timing:
+    """Median and percentiles of microseconds."""
+    p10, median, p90 = (round(float(value), 3) for value in np.percentile(times_us, (10, 50, 90)))
+    return Timing(median, p10, p90, len(times_us))

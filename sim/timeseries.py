@@ -1,0 +1,110 @@
+"""The engine over time: samples at even instants, in memory that does not grow with the run.
+
+A sample holds what was in force just before its instant, a whole multiple of the interval. The
+interval begins at 2**-10 s; when the table is full, every second sample goes and the interval
+doubles, so it is always a power of two, instants are exact, and a long run keeps half a table or
+more. The first sample is the last instant before, or at, the first arrival.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sim._jit import verb
+from sim.blocks import EVICTIONS, FREE
+from sim.columns import K, W, X
+from sim.core import Core
+from sim.request import Ints
+
+SAMPLES = 4096  # an even number
+FIRST_INTERVAL = 2.0**-10  # seconds
+LATEST = 2.0**40  # seconds: no samples after that
+
+
+class Samples(NamedTuple):
+    """The samples of a run, in order of time."""
+
+    start: float  # seconds: the instant of the first
+    interval: float  # seconds
+    table: Ints  # [i, X]
+
+
+def start_sampling(core: Core, arrival_time: float) -> None:
+    """The engine's first request arrives: sample from the instant before, or at, its arrival."""
+    if arrival_time <= LATEST:
+        core.count[K.first_sample] = math.floor(arrival_time / FIRST_INTERVAL)
+        core.clock[W.sample_interval] = FIRST_INTERVAL
+        core.clock[W.next_sample] = core.count[K.first_sample] * FIRST_INTERVAL
+
+
+@verb
+def take_samples(core: Core, now: float, num_scheduled_tokens: int) -> None:
+    """Take the samples that are due at `now`, before anything of that instant happens.
+
+    The engine has not changed since the former instant that something happened. The tokens
+    scheduled so far are given, because a run of decodes counts its own at its end.
+    """
+    count = core.count
+    clock = core.clock
+    samples = core.samples
+    while clock[W.next_sample] <= now and clock[W.next_sample] <= LATEST:
+        i = count[K.num_samples]
+        samples[i, X.num_running] = count[K.num_running]
+        samples[i, X.num_waiting] = count[K.num_waiting]
+        samples[i, X.num_blocks] = core.pool.blocks.shape[1] - 1 - core.pool.count[FREE]
+        samples[i, X.num_evictions] = core.pool.count[EVICTIONS]
+        samples[i, X.num_preemptions] = count[K.num_preemptions]
+        samples[i, X.queries] = count[K.queries]
+        samples[i, X.hits] = count[K.hits]
+        samples[i, X.num_scheduled_tokens] = num_scheduled_tokens
+        count[K.num_samples] = i + 1
+        if i + 1 == samples.shape[0]:
+            keep_every_second(core)
+        clock[W.next_sample] = (count[K.first_sample] + count[K.num_samples]) * clock[W.sample_interval]
+
+
+@verb
+def keep_every_second(core: Core) -> None:
+    """Drop the samples at odd multiples of the interval, and double it."""
+    count = core.count
+    samples = core.samples
+    odd = count[K.first_sample] % 2
+    kept = samples.shape[0] // 2
+    for i in range(kept):
+        for column in range(X.WIDTH):
+            samples[i, column] = samples[2 * i + odd, column]
+    count[K.num_samples] = kept
+    count[K.first_sample] = (count[K.first_sample] + odd) // 2
+    core.clock[W.sample_interval] *= 2.0
+
+
+def samples_of(core: Core) -> Samples:
+    """A copy of the samples taken so far."""
+    interval = float(core.clock[W.sample_interval])
+    start = float(core.count[K.first_sample] * interval)
+    return Samples(start, interval, core.samples[: core.count[K.num_samples]].copy())
+
+
+def time_series(samples: Samples, num_gpu_blocks: int) -> dict[str, npt.NDArray[np.float64] | Ints]:
+    """The samples as columns, named as vLLM names its metrics; `time` in seconds.
+
+    num_requests_* and kv_cache_usage_perc (of 1) are those of the instant, all others count from
+    the start of the run. Requests in the front end are not yet waiting.
+    """
+    table = samples.table
+    time = samples.start + samples.interval * np.arange(len(table), dtype=np.float64)
+    return {
+        "time": time,
+        "num_requests_running": table[:, X.num_running],
+        "num_requests_waiting": table[:, X.num_waiting],
+        "kv_cache_usage_perc": table[:, X.num_blocks] / (num_gpu_blocks - 1),  # less the null block
+        "num_evictions": table[:, X.num_evictions],
+        "num_preemptions": table[:, X.num_preemptions],
+        "prefix_cache_queries": table[:, X.queries],
+        "prefix_cache_hits": table[:, X.hits],
+        "num_scheduled_tokens": table[:, X.num_scheduled_tokens],
+    }

@@ -1,0 +1,1 @@
+"""What the simulator computes, beside what others measured."""
