@@ -138,8 +138,11 @@ def measure(trace: Path | None, progress: Callable[[str], None]) -> dict[str, An
             for block_size in BLOCK_SIZES:
                 progress(f"work {name}, block size {block_size}")
                 works.append({"work": name, "block_size": block_size} | in_own_process(path, block_size))
-    progress("SimPy alone")
-    return {"works": works, "simpy_timeouts_per_s": simpy_timeouts_per_s()}
+    progress("SimPy and the step time alone")
+    from sim.bench_step import step_time_ns
+
+    alone = {"simpy_timeouts_per_s": simpy_timeouts_per_s(), "step_time_ns": step_time_ns(CALIBRATION)}
+    return {"works": works, **alone}
 
 
 def bench(trace: Path | None, output: str) -> None:
@@ -160,6 +163,7 @@ def bench(trace: Path | None, output: str) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
     console.print(f"SimPy alone: {figures['simpy_timeouts_per_s']:,} timeouts/s")
+    console.print(f"Time of one step: evaluated in {figures['step_time_ns']:.1f} ns")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_rea
         first_due = min(first_due, due[i])
         decode_kv += computed + 1
     done = 0
+    next_sample = clock[W.next_sample]
     used = core.pool.blocks.shape[1] - 1 - core.pool.count[FREE]
     while done < steps and now < next_ready:
         duration = gpu_time(cost, n, n, n, decode_kv, 0, 0, 0, 0, 0) + cpu_time(cost, n)
@@ -75,8 +76,9 @@ def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_rea
         clock[W.usage] += used * duration
         clock[W.busy] += duration
         now = now + duration
-        if now >= clock[W.next_sample]:
+        if now >= next_sample:
             take_samples(core, now, count[K.num_scheduled_tokens] + n * (done + 1))
+            next_sample = clock[W.next_sample]
         add_latencies(core, now - before, n)
         before = now
         decode_kv += n

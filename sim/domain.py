@@ -66,7 +66,7 @@ def steps_outside(core: Core) -> StepsOutside:
 
 
 def domain_warnings(outside: StepsOutside, num_steps: int, cost: StepCost) -> list[str]:
-    """What a report says of them: one line a bound that was left."""
+    """What a report warns of: one line a bound that was left."""
     kv = f"decodes over fewer than {cost.min_kv_len:,.0f} or more than {cost.max_kv_len:,.0f} KV tokens each"
     reach = {
         "tokens": f"more than {cost.max_tokens:,.0f} tokens",
@@ -76,19 +76,24 @@ def domain_warnings(outside: StepsOutside, num_steps: int, cost: StepCost) -> li
         "query_len": f"prefills of more than {cost.max_query_len:,.0f} new tokens each",
         "context_len": f"prefills over more than {cost.max_context_len:,.0f} cached tokens each",
     }
-    texts = []
-    for bound, steps in outside._asdict().items():
-        if steps and bound == "context_len" and cost.max_context_len == 0:
-            texts.append(
-                f"{_share(steps, num_steps)} of the steps prefilled over cached tokens, which the "
-                "calibration did not measure: their attention rests on an assumed kappa"
-            )
-        elif steps:
-            texts.append(
-                f"{_share(steps, num_steps)} of the steps had {reach[bound]}, beyond what the calibration "
-                "measured: their time is extrapolated"
-            )
-    return texts
+    if cost.max_context_len == 0:
+        del reach["context_len"]  # never measured, so assumed, see with_share_on_kappa
+    return [
+        f"{_share(getattr(outside, bound), num_steps)} of the steps had {what}, beyond what the calibration "
+        "measured: their time is extrapolated"
+        for bound, what in reach.items()
+        if getattr(outside, bound)
+    ]
+
+
+def with_share_on_kappa(
+    assumed: list[str], outside: StepsOutside, num_steps: int, cost: StepCost
+) -> list[str]:
+    """What is assumed; of kappa, where prefill over context was not measured, how much rests on it."""
+    if cost.max_context_len > 0 or not outside.context_len:
+        return assumed
+    bears = f"; it bears on {_share(outside.context_len, num_steps)} of this run's steps"
+    return [text + bears if "kappa" in text else text for text in assumed]
 
 
 def _share(steps: int, num_steps: int) -> str:

@@ -38,7 +38,7 @@ def run(
     request can run, WorkloadError for bad data in the workload's files.
     """
     resolved = resolve(scenario)
-    from sim.domain import domain_warnings
+    from sim.domain import domain_warnings, with_share_on_kappa
     from sim.engine import simulate  # slow to load; what does not resolve is told without it
     from sim.timeseries import time_series
 
@@ -95,7 +95,9 @@ def run(
     except BaseException:
         records.discard()
         raise
-    outside = domain_warnings(totals.steps_outside, totals.num_steps, resolved.step_time.cost)
+    steps = (totals.steps_outside, totals.num_steps, resolved.step_time.cost)
+    outside = domain_warnings(*steps)
+    assumed = with_share_on_kappa(resolved.assumed, *steps)
     notes = [*resolved.step_time.warnings, *outside, *told]
     if num_refused:
         named = ", ".join(map(str, refused)) + (", …" if num_refused > len(refused) else "")
@@ -111,7 +113,7 @@ def run(
         "prefix_caching_hash_algo": scenario.engine.prefix_caching_hash_algo,
         "hash_us_per_block": resolved.step_time.cost.hash_us_per_block,
     }
-    tail = hashing | {"calibration": resolved.step_time.name, "assumed": resolved.assumed, "warnings": notes}
+    tail = hashing | {"calibration": resolved.step_time.name, "assumed": assumed, "warnings": notes}
     series = time_series(totals.samples, config.num_gpu_blocks)
     return Result(resolved, head | figures | tail, records, series)
 

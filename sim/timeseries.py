@@ -3,7 +3,7 @@
 A sample holds what was in force just before its instant, a whole multiple of the interval. The
 interval begins at 2**-10 s; when the table is full, every second sample goes and the interval
 doubles, so it is always a power of two, instants are exact, and a long run keeps half a table or
-more. The first sample is the last instant before, or at, the first arrival.
+more. Sampling begins with the last instant before, or at, the first arrival.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim._jit import verb
+from sim._jit import hot, verb
 from sim.blocks import EVICTIONS, FREE
 from sim.columns import K, W, X
 from sim.core import Core
-from sim.request import Ints
+from sim.request import Floats, Ints
 
 SAMPLES = 4096  # an even number
 FIRST_INTERVAL = 2.0**-10  # seconds
@@ -41,37 +41,42 @@ def start_sampling(core: Core, arrival_time: float) -> None:
         core.clock[W.next_sample] = core.count[K.first_sample] * FIRST_INTERVAL
 
 
-@verb
+@hot
 def take_samples(core: Core, now: float, num_scheduled_tokens: int) -> None:
     """Take the samples that are due at `now`, before anything of that instant happens.
 
     The engine has not changed since the former instant that something happened. The tokens
     scheduled so far are given, because a run of decodes counts its own at its end.
     """
-    count = core.count
-    clock = core.clock
-    samples = core.samples
+    used = core.pool.blocks.shape[1] - 1 - core.pool.count[FREE]
+    evictions = core.pool.count[EVICTIONS]
+    append_samples(core.samples, core.count, core.clock, now, used, evictions, num_scheduled_tokens)
+
+
+@verb
+def append_samples(
+    samples: Ints, count: Ints, clock: Floats, now: float, used: int, evictions: int, scheduled_tokens: int
+) -> None:
+    """The work of `take_samples`, out of line: handing over a whole engine would take longer than it."""
     while clock[W.next_sample] <= now and clock[W.next_sample] <= LATEST:
         i = count[K.num_samples]
         samples[i, X.num_running] = count[K.num_running]
         samples[i, X.num_waiting] = count[K.num_waiting]
-        samples[i, X.num_blocks] = core.pool.blocks.shape[1] - 1 - core.pool.count[FREE]
-        samples[i, X.num_evictions] = core.pool.count[EVICTIONS]
+        samples[i, X.num_blocks] = used
+        samples[i, X.num_evictions] = evictions
         samples[i, X.num_preemptions] = count[K.num_preemptions]
         samples[i, X.queries] = count[K.queries]
         samples[i, X.hits] = count[K.hits]
-        samples[i, X.num_scheduled_tokens] = num_scheduled_tokens
+        samples[i, X.num_scheduled_tokens] = scheduled_tokens
         count[K.num_samples] = i + 1
         if i + 1 == samples.shape[0]:
-            keep_every_second(core)
+            keep_every_second(samples, count, clock)
         clock[W.next_sample] = (count[K.first_sample] + count[K.num_samples]) * clock[W.sample_interval]
 
 
 @verb
-def keep_every_second(core: Core) -> None:
+def keep_every_second(samples: Ints, count: Ints, clock: Floats) -> None:
     """Drop the samples at odd multiples of the interval, and double it."""
-    count = core.count
-    samples = core.samples
     odd = count[K.first_sample] % 2
     kept = samples.shape[0] // 2
     for i in range(kept):
@@ -79,7 +84,7 @@ def keep_every_second(core: Core) -> None:
             samples[i, column] = samples[2 * i + odd, column]
     count[K.num_samples] = kept
     count[K.first_sample] = (count[K.first_sample] + odd) // 2
-    core.clock[W.sample_interval] *= 2.0
+    clock[W.sample_interval] *= 2.0
 
 
 def samples_of(core: Core) -> Samples:

@@ -8,7 +8,7 @@ from simulation import run
 
 from sim.core import EngineConfig
 from sim.cost import StepCost, linear_cost
-from sim.domain import StepsOutside, domain_warnings
+from sim.domain import StepsOutside, domain_warnings, with_share_on_kappa
 from sim.request import Batch, make_batch
 
 CONFIG = EngineConfig(
@@ -64,13 +64,19 @@ def test_decodes_in_one_run_are_counted_one_by_one() -> None:
 
 def test_what_is_said() -> None:
     bounded = cost(max_tokens=8192.0, max_context_len=0.0)
-    texts = domain_warnings(StepsOutside(1, 0, 0, 0, 0, 500), 2000, bounded)
-    assert texts == [
+    steps = StepsOutside(1, 0, 0, 0, 0, 500)
+    assert domain_warnings(steps, 2000, bounded) == [
         "0.1 % of the steps had more than 8,192 tokens, beyond what the calibration measured: their time is "
-        "extrapolated",
-        "25.0 % of the steps prefilled over cached tokens, which the calibration did not measure: their "
-        "attention rests on an assumed kappa",
+        "extrapolated"
     ]
+    assumed = ["no CPU time", "prefill over cached context (kappa = 1.15)"]
+    assert with_share_on_kappa(assumed, steps, 2000, bounded) == [
+        "no CPU time",
+        "prefill over cached context (kappa = 1.15); it bears on 25.0 % of this run's steps",
+    ]
+    measured = bounded._replace(max_context_len=1024.0)
+    assert with_share_on_kappa(assumed, steps, 2000, measured) == assumed
+    assert domain_warnings(steps, 2000, measured)[1].startswith("25.0 % of the steps had prefills over more")
     (rare,) = domain_warnings(StepsOutside(1, 0, 0, 0, 0, 0), 100_000, bounded)
     assert rare.startswith("1 of 100000 of the steps")
     assert domain_warnings(StepsOutside(*np.zeros(6, int).tolist()), 10, bounded) == []

@@ -36,10 +36,7 @@ def fit(
     assume_kappa: bool,
 ) -> Calibration:
     """Fit the tables of aiconfigurator-core, or `timings`, a CSV. Raises InputError, one line."""
-    try:
-        import scipy  # noqa: F401
-    except ImportError:
-        raise InputError("calibrate needs scipy: pip install 'prefixsim[calibrate]'") from None
+    _require_scipy()
     from sim.calibrate.sources import from_aiconfigurator, from_csv
 
     if timings is None:
@@ -56,6 +53,21 @@ def fit(
         assume_kappa=assume_kappa,
         date=today(),
     )
+
+
+def fit_to_run(load: Path, run: Path, gpu: GpuSpec, model: ModelSpec) -> Calibration:
+    """Fit whole steps to a measured run of the load. Raises InputError, one line."""
+    _require_scipy()
+    from sim.calibrate.from_run import fit_run
+
+    return fit_run(load, run, gpu, model, date=today())
+
+
+def _require_scipy() -> None:
+    try:
+        import scipy  # noqa: F401
+    except ImportError:
+        raise InputError("calibrate needs scipy: pip install 'prefixsim[calibrate]'") from None
 
 
 def show(calibration: Calibration, console: Console) -> None:

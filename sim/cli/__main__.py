@@ -1,0 +1,5 @@
+"""`python -m sim.cli`, as `prefixsim`."""
+
+from sim.cli import main
+
+main()

@@ -1,0 +1,53 @@
+"""The application, its entry point, and what several commands share."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="prefixsim",
+    help="Simulate LLM prefix caching under load, with the decisions vLLM would make.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Format(StrEnum):
+    table = "table"
+    json = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="Of stdout.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from sim import __version__
+
+        print(f"prefixsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Simulate LLM prefix caching under load, with the decisions vLLM would make."""
+
+
+def main() -> None:
+    """Entry point of `prefixsim`."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # clean up, as on Ctrl-C
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8
+    app()

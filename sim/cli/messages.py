@@ -1,0 +1,70 @@
+"""What commands say on stderr: errors in one line, progress, what takes time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from sim.errors import InputError
+
+if TYPE_CHECKING:
+    from sim.scenario import Scenario
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Bad input ends in one line and status 2; nothing else is hidden."""
+    from workloads.errors import WorkloadError
+
+    try:
+        yield
+    except (InputError, WorkloadError) as error:
+        say(" ".join(str(error).split()))
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        say("interrupted; nothing was written")
+        raise typer.Exit(130) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit fails too
+        raise typer.Exit(0) from None
+    except MemoryError as error:
+        what = f" ({error})" if str(error) else ""
+        say(f"not enough memory{what}; lower the largest numbers of the scenario, or give it more")
+        raise typer.Exit(2) from None
+    except OSError as error:  # a full disk, a folder that went away
+        say(f"{error.filename or 'input or output'}: {error.strerror or error}")
+        raise typer.Exit(2) from None
+
+
+def say(text: str) -> None:
+    print(f"prefixsim: {text}", file=sys.stderr, flush=True)
+
+
+def announce_compilation() -> None:
+    from sim._jit import is_compiled_cached
+
+    if not is_compiled_cached():
+        say("compiling for the first time; later runs load the machine code from the cache")
+
+
+@contextlib.contextmanager
+def progress_bar(scenario: Scenario) -> Iterator[Callable[[int, float], None] | None]:
+    """A bar on stderr with requests done and simulated time; none where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("requests"),
+        TextColumn("{task.fields[seconds]:,.0f} s simulated"), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(scenario.name, total=scenario.workload.expected_requests, seconds=0.0)
+        yield lambda done, seconds: bar.update(task, completed=done, seconds=seconds)

@@ -1,0 +1,135 @@
+"""results/validation.md: every bar with the figure reached, and what lies behind it.
+
+    prefixsim calibrate --validate
+
+makes it anew. Equal inputs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sim.errors import InputError
+from sim.validate import closed_form, components, context, silicon_page, single_request, step_speed
+from sim.validate.engine_runs import pool_section, rtx4090_section
+from sim.validate.section import Check, Section, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COMMAND = "prefixsim calibrate --validate"
+DATA, PAGE = Path("..", "shared"), Path("results", "validation.md")
+_SIGNS = {"met": "green", "MISSED": "red", "not checked": "yellow"}
+
+
+def validate(data: Path | None = None, out: Path | None = None) -> int:
+    """Write the page to `out` and its figures to the folder beside it of the same stem.
+
+    `data` holds calibration/ and traces/, the measurements that are not shipped; sections without
+    theirs are skipped. None: DATA, PAGE. Returns 1 if a bar is missed, else 0. All is written, or
+    nothing: raises InputError, one line, for damaged files or a place that cannot be written.
+    """
+    from rich.console import Console
+
+    try:
+        import scipy  # noqa: F401
+    except ImportError:
+        raise InputError("calibrate needs scipy: pip install 'prefixsim[calibrate]'") from None
+    if data is not None and not data.is_dir():
+        raise InputError(f"--data {data}: no such folder")
+    out = out or PAGE
+    check_place(out)  # before a minute's work
+    sections = all_sections(data or DATA)
+    write(sections, out)
+    checks = [check for section in sections for check in section.checks]
+    show(checks, Console())
+    return int(any(check.met is False for check in checks))
+
+
+def all_sections(data: Path) -> list[Section]:
+    """In the page's order."""
+    return [
+        components.section(),
+        closed_form.section(),
+        step_speed.section(),
+        context.section(data),
+        silicon_page.section(),
+        single_request.section(),
+        rtx4090_section(data),
+        pool_section(),
+    ]
+
+
+def to_text(sections: Sequence[Section], folder: str) -> str:
+    """The page in Markdown; `folder`: where its figures are, from the page."""
+    checks = [check for section in sections for check in section.checks]
+    lines = [
+        "# What was checked against measurements",
+        "",
+        f"Made by `{COMMAND}`, which exits with 1 if a bar is missed. {tally(checks)}",
+        "",
+        *table(["bar", "reached", "bar at", ""], [_row(check) for check in checks]),
+    ]
+    for section in sections:
+        lines += ["", f"## {section.title}", "", *section.lines]
+        for name in section.figures:
+            lines += ["", f"![{section.title}]({folder}/{name})"]
+    return "\n".join([*lines, ""])
+
+
+def tally(checks: Sequence[Check]) -> str:
+    """How many bars are met, missed, not checked."""
+    counts = [sum(check.verdict == verdict for check in checks) for verdict in _SIGNS]
+    return f"{len(checks)} bars: {counts[0]} met, {counts[1]} missed, {counts[2]} not checked."
+
+
+def check_place(out: Path) -> None:
+    """Raises InputError if the page cannot be `out`."""
+    if out.suffix != ".md":
+        raise InputError(f"--out {out}: should be the name of a Markdown file, as in validation.md")
+    if out.is_dir() or (out.with_suffix("").exists() and not out.with_suffix("").is_dir()):
+        raise InputError(f"--out {out}: the page is a file and its figures a folder; the other is there")
+
+
+def write(sections: Sequence[Section], out: Path) -> None:
+    """The page and its figures, whole or not at all."""
+    check_place(out)
+    folder = out.with_suffix("")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot write there: {error.strerror}") from None
+    try:
+        figures = {name: draw for section in sections for name, draw in section.figures.items()}
+        for name, draw in figures.items():
+            draw(partial / name)
+        (partial / out.name).write_text(to_text(sections, folder.name), encoding="utf-8")
+        if figures:
+            folder.mkdir(exist_ok=True)
+        for name in figures:
+            os.replace(partial / name, folder / name)
+        os.replace(partial / out.name, out)
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot write the page: {error.strerror}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def show(checks: Sequence[Check], console: Console) -> None:
+    """Print every bar with its verdict."""
+    from rich.table import Table
+
+    found = Table("bar", "reached", "bar at", "", title=tally(checks), title_justify="left")
+    for check in checks:
+        found.add_row(*_row(check)[:3], f"[{_SIGNS[check.verdict]}]{check.verdict}[/]")
+    console.print(found)
+
+
+def _row(check: Check) -> tuple[str, str, str, str]:
+    return check.what, check.reached, check.bar, check.verdict
