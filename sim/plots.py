@@ -91,9 +91,13 @@ def ttft_cdf(axes: Axes, records: Records) -> Axes:
 
 
 def requests_over_time(axes: Axes, series: dict[str, Floats], start: float, end: float) -> Axes:
-    """Requests waiting and running, from `start` on, over `end` seconds."""
-    time = series["time"] - start
-    running, waiting = series["num_requests_running"], series["num_requests_waiting"]
+    """Requests waiting and running, from `start` on, over `end` seconds; means of at most 2 * BINS spans."""
+    samples = max(1, len(series["time"]) // (2 * BINS))  # to a span
+    time = series["time"][samples - 1 :: samples] - start
+    running, waiting = (
+        series[f"num_requests_{state}"][: len(time) * samples].reshape(-1, samples).mean(axis=1)
+        for state in ("running", "waiting")
+    )
     axes.plot(time, running, color=BLUE, lw=1.5, label="running", drawstyle="steps-pre")
     axes.plot(time, waiting, color=ORANGE, lw=1.5, ls="--", label="waiting", drawstyle="steps-pre")
     axes.set(title="Requests in the scheduler", xlabel="simulated seconds", ylabel="requests")

@@ -116,7 +116,8 @@ def test_known_step_times_are_found_again(files: tuple[Path, Path]) -> None:
     # what a full prefill and a batch of decodes take: single coefficients lean on the data sheet
     for shape in ((1.0, 1024.0, 0.0, 2.0), (1.0, 12.0, 8000.0, 12.0)):
         assert found @ shape == pytest.approx(TRUE @ shape, rel=0.03)
-    errors = from_run.unseen_errors(batches, measured, fit)
+    cost = from_run.step_cost(np.array(fit[:4]), measured.config)
+    errors = from_run.unseen_errors(measured, from_run.retell(batches, measured.config, cost)[1])
     assert all(errors[name].points == 120 for name in ("ttft", "tpot", "e2el"))
     assert errors["tpot"].mape < 5.0 and errors["e2el"].mape < 10.0
 
@@ -265,4 +266,5 @@ def test_the_shipped_calibration_is_what_the_fit_gives() -> None:
     for name in ("base_us", "token_us", "decode_context_us", "seq_us"):
         assert getattr(fitted, name) == pytest.approx(getattr(shipped, name), rel=1e-6), name
     assert fitted.errors == shipped.errors
+    assert fitted.domain == shipped.domain
     assert fitted.provenance.tables == shipped.provenance.tables

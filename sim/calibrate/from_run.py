@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from sim.calibrate.held_out import fit_error
 from sim.calibrate.measured_run import MeasuredRun, read_run
-from sim.calibration import FitError, Provenance, Table, WholeStepCalibration
+from sim.calibration import Domain, FitError, Provenance, Table, WholeStepCalibration
 from sim.core import EngineConfig
 from sim.cost import StepCost, linear_cost
 from sim.engine import Records, Totals, simulate
@@ -62,6 +62,7 @@ def fit_run(load: Path, run: Path, gpu: GpuSpec, model: ModelSpec, *, date: str)
         raise InputError(f"{run}: has {len(measured.prompt_len)} requests; a fit takes {FEWEST} at least")
     batches = read_load(load, measured)
     fit = fit_requests(batches, measured, data_sheet(gpu, model, measured))
+    totals, records = retell(batches, measured.config, step_cost(np.array(fit[:4]), measured.config))
     return WholeStepCalibration(
         form="whole_step",
         gpu=gpu.name,
@@ -74,7 +75,8 @@ def fit_run(load: Path, run: Path, gpu: GpuSpec, model: ModelSpec, *, date: str)
         decode_context_us=fit.decode_context_us,
         seq_us=fit.seq_us,
         front_end=FrontEnd(hash_us_per_block={}),
-        errors=unseen_errors(batches, measured, fit),
+        domain=_domain(measured, totals),
+        errors=unseen_errors(measured, records),
         assumed=[
             "whole-step fit to one measured run; GPU, CPU and front-end time are not told apart",
             "prefill over cached context costs nothing beyond its new tokens",
@@ -171,10 +173,8 @@ def fit_requests(batches: list[Batch], measured: MeasuredRun, start: Floats) -> 
     return Fit(base, token, context, seq, spread(late), float(-np.median(late)))
 
 
-def unseen_errors(batches: list[Batch], measured: MeasuredRun, fit: Fit) -> dict[str, FitError]:
-    """Relative errors of each latency over the requests that were not seen."""
-    config = measured.config
-    records = retell(batches, config, step_cost(np.array(fit[:4]), config))[1]
+def unseen_errors(measured: MeasuredRun, records: Records) -> dict[str, FitError]:
+    """Relative errors of each latency, as `records` retell it, over the requests that were not seen."""
     unseen = slice(int(SEEN * len(measured.prompt_len)), None)
     simulated = latencies(
         records["ready_time"], records["first_token_time"], records["finish_time"], measured.output_len
@@ -210,6 +210,20 @@ def retell(batches: list[Batch], config: EngineConfig, cost: StepCost) -> tuple[
     columns = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
     order = np.argsort(columns["request_id"])
     return totals, {name: column[order] for name, column in columns.items()}
+
+
+def _domain(measured: MeasuredRun, totals: Totals) -> Domain:
+    """What the run can have met: its engine's and its requests' limits, and the most that ran, retold."""
+    config = measured.config
+    return Domain(
+        max_tokens=config.max_num_batched_tokens,
+        max_decodes=totals.max_num_running,
+        min_kv_len=int(measured.prompt_len.min()),
+        max_kv_len=int((measured.prompt_len + measured.output_len).max()),
+        max_decode_kv=(config.num_gpu_blocks - 1) * config.block_size,
+        max_query_len=min(config.max_num_batched_tokens, int(measured.prompt_len.max())),
+        max_context_len=int(measured.prompt_len.max()),
+    )
 
 
 def _provenance(run: Path, measured: MeasuredRun, fit: Fit, date: str) -> Provenance:
