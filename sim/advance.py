@@ -20,6 +20,7 @@ from sim.core import Core, EngineConfig
 from sim.cost import StepCost, cpu_time, front_end_time, gpu_time
 from sim.decode_run import run_decodes
 from sim.domain import note_domain
+from sim.history import History
 from sim.request import Floats, Ints
 from sim.scheduler import schedule
 from sim.timeseries import take_samples
@@ -40,7 +41,7 @@ def flatten(core: Core, cost: StepCost) -> tuple[Any, ...]:
     """
     config = np.array(core.config).astype(np.int64)
     coefficients = np.array([*cost[_TABLES:], core.config.watermark])
-    return config, coefficients, *cost[:_TABLES], *core.pool, *core.tree, *core[3:]
+    return config, coefficients, *cost[:_TABLES], *core.pool, *core.tree, *core.history, *core[4:]
 
 
 @verb
@@ -49,6 +50,7 @@ def advance_verb(
     token_us: Floats, decode_us: Floats, output_us: Floats, decode_grid: Floats, prefill_grid: Floats,
     blocks: Ints, pool_count: Ints, taken: Ints,
     chains: Ints, nodes: Ints, buckets: Ints, free_runs: Ints, tree_count: Ints,
+    history_nodes: Ints, history_buckets: Ints,
     requests: Ints, times: Floats, segments: Ints, seat_chains: Ints, seat_blocks: Ints, vacant_seats: Ints,
     queues: Ints, steps: Ints, record_ints: Ints, record_floats: Floats, watched: Ints, itl_histogram: Ints,
     samples: Ints, count: Ints, clock: Floats,
@@ -59,18 +61,19 @@ def advance_verb(
     clock[W.wake] (infinite: before an arrival). WAIT: a step ends at clock[W.wake], at or after
     the horizon, or watched requests may end in it; it is scheduled and not yet updated, so call
     again at that time, once all outside events of that instant are done. NOTIFY: watched requests
-    ended now; call again at the same time after telling. GROW: grow the chain tree, then call
-    again. LIVELOCK: requests preempt each other and none gets on, as vLLM's might too. A smaller
+    ended now; call again at the same time after telling. GROW: grow the tables (State.grow),
+    then call again. LIVELOCK: requests preempt each other and none gets on, as vLLM's might too. A smaller
     horizon changes no result. The other arguments are `flatten`'s.
     """
     core = Core(
         EngineConfig(
             config[0], config[1], config[2], config[3], config[4], config[5],
             c[20], config[7], config[8] != 0, config[9] != 0, config[10] != 0, config[11] != 0,
-            config[12] != 0, config[13] != 0, config[14] != 0,
+            config[12] != 0, config[13] != 0, config[14] != 0, config[15] != 0,
         ),
         BlockPool(blocks, pool_count, taken),
         ChainTree(chains, nodes, buckets, free_runs, tree_count),
+        History(history_nodes, history_buckets),
         requests, times, segments, seat_chains, seat_blocks, vacant_seats, queues, steps,
         record_ints, record_floats, watched, itl_histogram, samples, count, clock,
     )  # fmt: skip
@@ -166,7 +169,7 @@ def start_step(core: Core, cost: StepCost, row: int, size: int, now: float) -> N
     gpu = gpu_time(
         cost,
         num_tokens,
-        count[K.shape_outputs],
+        size,  # logits of every sequence, also of those whose sample is discarded (GPUModelRunner)
         count[K.shape_decodes],
         count[K.shape_decode_kv],
         count[K.shape_prefills],

@@ -15,9 +15,11 @@ from pydantic import Field, model_validator
 from sim.errors import InputError, suggestion
 from sim.front_end import FrontEnd
 from sim.hardware import Count, Dtype, Strict, check, find, read_yaml, shipped
+from sim.yaml_lines import Lines
 
-Nonnegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
+# Bounds far beyond any device, so that no product of them is infinite.
+Nonnegative = Annotated[float, Field(ge=0, le=1e12)]
+Positive = Annotated[float, Field(ge=1e-12, le=1e12)]
 
 
 class Saturating(Strict):
@@ -25,7 +27,7 @@ class Saturating(Strict):
 
     a: Positive
     b: Nonnegative
-    p: Annotated[float, Field(ge=1)]
+    p: Annotated[float, Field(ge=1, le=1e6)]
 
 
 class DecodeAttention(Strict):
@@ -94,7 +96,7 @@ class Domain(Strict):
 
 
 class FitError(Strict):
-    """Relative error on points that the fit did not see, percent."""
+    """Relative errors of one component, percent."""
 
     points: Count
     mape: Nonnegative
@@ -127,7 +129,7 @@ class _Common(Strict):
     weights: Dtype
     front_end: FrontEnd
     domain: Domain | None = None  # None: nothing was measured
-    errors: dict[str, FitError] = {}  # held out, by component
+    errors: dict[str, FitError] = {}  # by component, see provenance.note
     assumed: list[str]
     provenance: Provenance
 
@@ -206,11 +208,12 @@ def load_calibration(name: str) -> Calibration:
     Raises InputError for an unknown name (with the nearest valid one and the list) or a bad file.
     """
     path = find("calibrations", "calibration", name)
-    data = read_yaml(path)
+    lines: Lines = {}
+    data = read_yaml(path, "the calibration", lines)
     form = data.get("form")
     if not isinstance(form, str) or form not in _FORMS:
         raise InputError(f"{path}: form: unknown value {form!r}{suggestion(str(form), _FORMS)}")
-    return check(_FORMS[form], data, path)
+    return check(_FORMS[form], data, path, lines)
 
 
 def _name(gpu: str, model: str, tp: int, weights: str) -> str:

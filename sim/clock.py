@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from heapq import heappop, heappush
+from typing import Any
 
 import simpy
 from simpy.core import SimTime
 from simpy.events import NORMAL, Event, EventPriority
+
+Process = Generator[Event, Any, None]
 
 ENGINE = EventPriority(NORMAL + 1)  # at one instant, outside events come before engine wake-ups
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sim.blocks import BlockPool
 from sim.chains import ChainTree
+from sim.history import History
 from sim.request import Floats, Ints
 
 # what requests[R.status] says
@@ -36,6 +37,7 @@ class EngineConfig(NamedTuple):
     async_scheduling: bool = False
     free_all_last: bool = False  # the older free rule: uncached blocks to the tail as well
     use_eagle: bool = False  # drop the last hit block (the legacy rule of EAGLE speculative decoding)
+    token_fates: bool = False  # keep a history of all that was computed, and say why each token was
 
 
 
@@ -45,6 +47,7 @@ class Core(NamedTuple):
     config: EngineConfig
     pool: BlockPool
     tree: ChainTree
+    history: History  # of no room without token_fates
     requests: Ints  # [R, slot]
     times: Floats  # [T, slot]
     segments: Ints  # [0, i]: segment id, [1, i]: its tokens
@@ -53,7 +56,7 @@ class Core(NamedTuple):
     vacant_seats: Ints  # a stack
     queues: Ints  # [Q, i]
     steps: Ints  # [S, step, i]
-    record_ints: Ints  # [i]: an ended request's first columns, then its outputs and how it ended
+    record_ints: Ints  # [i]: an ended request's first columns, then outputs, how it ended, fates
     record_floats: Floats  # [i]: its first times
     watched: Ints  # request ids of watched requests that ended
     itl_histogram: Ints  # inter-token latencies

@@ -2,7 +2,7 @@
 
     T = L * [G(M) + A_decode + A_prefill + E(M) + 2*AR(M*hidden)] + H(n_out)
 
-M scheduled tokens (a pure decode step padded up to a multiple of 8, as CUDA graphs are), G the
+M scheduled tokens (of a pure decode step those of its CUDA graph), G the
 layer's matrix products, A attention, E element-wise kernels, AR all-reduce (tensor parallel only),
 H the LM head. Everything that depends on M alone becomes a table once, in NumPy; the verbs look up,
 multiply and add, so that compiled and plain runs agree to the last bit.
@@ -30,7 +30,9 @@ Counts = npt.NDArray[np.int64]
 
 _BEYOND = 1e300  # more than any step has; infinity times 0 would be no number
 _EVERYWHERE = (_BEYOND, _BEYOND, 0.0, _BEYOND, _BEYOND, _BEYOND, _BEYOND)
-_GRAPH_MULTIPLE = 8  # vLLM captures decode graphs at batch sizes 8 apart
+# vLLM captures decode graphs at 1, 2, 4, multiples of 8 up to 256 and of 16 up to this many sequences
+# (VllmConfig._set_cudagraph_sizes); larger batches run as they are.
+_LARGEST_GRAPH = 512
 
 
 class StepCost(NamedTuple):
@@ -58,7 +60,7 @@ class StepCost(NamedTuple):
     cpu1_us: float  # a scheduled sequence
     front_end_us: float  # a request
     hash_us_per_block: float  # a full prompt block
-    max_tokens: float  # how far the calibration was measured, see Domain; infinite: not said
+    max_tokens: float  # how far the calibration was measured, see Domain; 1e300: not said
     max_decodes: float
     min_kv_len: float
     max_kv_len: float
@@ -123,7 +125,7 @@ def gpu_time(
 ) -> float:
     """SECONDS the GPU takes for one step; 0 without tokens. Modifies nothing.
 
-    num_tokens M scheduled tokens, of which num_outputs are sampled from. num_decodes sequences
+    num_tokens M scheduled tokens; num_outputs rows of the LM head. num_decodes sequences
     have one scheduled token each, over decode_kv cached tokens in all (their own included);
     num_prefills others have q new tokens over c computed ones, given as sum q, q*q, q*c and c.
     """
@@ -224,8 +226,11 @@ def _kernels(
 
 
 def pad_decodes(num_seqs: Counts) -> Counts:
-    """Rows of a pure decode step: its CUDA graph's."""
-    return -(-num_seqs // _GRAPH_MULTIPLE) * _GRAPH_MULTIPLE
+    """Rows of a pure decode step: those of the smallest CUDA graph that holds it."""
+    multiple = np.where(num_seqs <= 256, 8, 16)
+    padded = -(-num_seqs // multiple) * multiple
+    small = np.where(num_seqs <= 2, num_seqs, 4)
+    return np.where(num_seqs <= 4, small, np.where(num_seqs <= _LARGEST_GRAPH, padded, num_seqs))
 
 
 def layers_us(calibration: KernelCalibration, num_tokens: Counts, gemm_us: Floats) -> Floats:

@@ -87,12 +87,13 @@ def domain_warnings(outside: StepsOutside, num_steps: int, cost: StepCost) -> li
 
 
 def with_share_on_kappa(
-    assumed: list[str], outside: StepsOutside, num_steps: int, cost: StepCost
+    assumed: list[str], num_over_context: int, num_requests: int, cost: StepCost
 ) -> list[str]:
     """What is assumed; of kappa, where prefill over context was not measured, how much rests on it."""
-    if cost.max_context_len > 0 or not outside.context_len:
+    if cost.max_context_len > 0 or not num_over_context:
         return assumed
-    bears = f"; it bears on {_share(outside.context_len, num_steps)} of this run's steps"
+    share = 100.0 * num_over_context / num_requests
+    bears = f"; the prefill of {share:.1f} % of the requests rests on it"
     return [text + bears if "kappa" in text else text for text in assumed]
 
 

@@ -1,9 +1,9 @@
-"""SimPy processes: the engine, the arrivals of an open loop, the clients of a closed one."""
+"""The engine as a SimPy process, and a whole run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,22 +12,24 @@ from simpy.events import Event
 
 from sim.advance import GROW, IDLE, LIVELOCK, NOTIFY, advance, flatten
 from sim.blocks import EVICTIONS
-from sim.clock import Clock
+from sim.clients import clients
+from sim.clock import Clock, Process
 from sim.columns import K, R, T, W
 from sim.core import REFUSED, EngineConfig
 from sim.cost import StepCost
 from sim.domain import StepsOutside, steps_outside
 from sim.errors import Livelock
-from sim.request import Batch, Ints
+from sim.fates import MISSES
+from sim.request import Batch, Ints, Session
 from sim.state import State
 from sim.timeseries import Samples, samples_of
 
-Process = Generator[Event, Any, None]
 Records = dict[str, npt.NDArray[Any]]
 INT_FIELDS = (  # the first R.RECORDED columns, then the outputs: see update.record
     "request_id", "session_id", "tenant", "prefix_group", "prompt_len", "num_cached_tokens",
     "num_preemptions", "output_len",
 )  # fmt: skip
+FATE_FIELDS = tuple(f"fate_{name}" for name in MISSES)  # behind them, with config.token_fates
 FLOAT_FIELDS = ("arrival_time", "ready_time", "scheduled_time", "first_token_time", "finish_time")
 ROWS = 4096  # ended requests collected between two deliveries
 
@@ -99,7 +101,7 @@ class Engine:
             if core.count[K.num_records] >= ROWS:
                 self.deliver()
             if reason == GROW:
-                self.state.grow_tree()
+                self.state.grow()
                 now = float(core.clock[W.now])  # it may have run ahead
                 continue
             if reason == LIVELOCK:
@@ -163,6 +165,8 @@ class Engine:
         known = R.prompt_len + 1  # the columns up to prompt_len
         chunk: Records = {name: core.requests[getattr(R, name), here].copy() for name in INT_FIELDS[:known]}
         chunk |= {name: np.zeros(1, np.int64) for name in INT_FIELDS[known:]}
+        if core.config.token_fates:
+            chunk |= {name: np.zeros(1, np.int64) for name in FATE_FIELDS}
         chunk["refused"] = np.ones(1, np.int64)
         chunk["arrival_time"] = core.times[T.arrival_time, here].copy()
         chunk |= {name: np.full(1, np.nan) for name in FLOAT_FIELDS[1:]}
@@ -182,6 +186,8 @@ class Engine:
         if self.progress is not None:
             self.progress(self.num_done, self.clock.now)
         chunk: Records = {name: ints[:, i] for i, name in enumerate(INT_FIELDS)}
+        if core.config.token_fates:
+            chunk |= {name: ints[:, R.RECORDED + 2 + i] for i, name in enumerate(FATE_FIELDS)}
         chunk["refused"] = np.zeros(n, np.int64)
         chunk |= {name: floats[:, i] for i, name in enumerate(FLOAT_FIELDS)}
         self.on_records(chunk)
@@ -223,33 +229,8 @@ class Engine:
         )
 
 
-def arrivals(clock: Clock, engine: Engine, batches: Iterator[Batch]) -> Process:
-    """Open loop: each request arrives at its time, whatever the engine does."""
-    for batch in batches:
-        slots = engine.load(batch)
-        for slot, time in zip(slots, batch.arrival_time.tolist(), strict=True):
-            if time > clock.now:
-                yield clock.at(time)
-            engine.submit(slot)
-
-
-def loaded_slots(engine: Engine, batches: Iterator[Batch]) -> Iterator[int]:
-    """The slots of all requests in order, loaded a batch at a time."""
-    for batch in batches:
-        yield from engine.load(batch)
-
-
-def client(clock: Clock, engine: Engine, slots: Iterator[int], think_times: Iterator[float]) -> Process:
-    """One user of a closed loop: send the next request, wait for its end, think, repeat."""
-    for slot in slots:
-        yield engine.submit_watched(slot)
-        think = next(think_times)
-        if think > 0:
-            yield clock.at(clock.now + think)
-
-
 def simulate(
-    batches: Iterator[Batch],
+    requests: Iterator[Batch] | Iterator[Session],
     config: EngineConfig,
     cost: StepCost,
     *,
@@ -261,22 +242,18 @@ def simulate(
 ) -> Totals:
     """Run requests through one engine until all have ended.
 
-    Open loop: requests arrive at their arrival_time. With `concurrency`, so many users send them
-    in order, each the next one when its former has ended and it has thought for the next of
-    `think_times` seconds. `on_records` gets columns of ended or refused requests (INT_FIELDS,
-    FLOAT_FIELDS, "refused") in order of their end, NaN where a time does not exist. `progress` is
-    told requests done and simulated seconds. `horizon` says how far an engine may run ahead;
-    anything up to Clock.horizon gives the same results.
+    Open loop: requests arrive at their arrival_time, sessions at their start. With `concurrency`,
+    so many users send them in order, each the next one when its former has ended and it has
+    thought for the next of `think_times` seconds (a session has pauses of its own, and no other).
+    `on_records` gets columns of ended or refused requests (INT_FIELDS, FLOAT_FIELDS, "refused") in
+    order of their end, NaN where a time does not exist. `progress` is told requests done and
+    simulated seconds. `horizon` says how far an engine may run ahead; anything up to Clock.horizon
+    gives the same results.
     """
     clock = Clock()
     engine = Engine(clock, config, cost, on_records, horizon)
-    if concurrency is None:
-        clock.process(arrivals(clock, engine, batches))
-    else:
-        slots = loaded_slots(engine, batches)
-        thinking = think_times if think_times is not None else iter(lambda: 0.0, None)
-        for _ in range(concurrency):
-            clock.process(client(clock, engine, slots, thinking))
+    for process in clients(clock, engine, requests, concurrency, think_times):
+        clock.process(process)
     engine.progress = progress
     clock.run()
     engine.deliver()

@@ -21,13 +21,16 @@ class Livelock(Exception):
     """The scheduler goes round in circles, as vLLM's would with the same configuration."""
 
 
+MOST_NAMES = 30  # in one message
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?`, or the names there are where none is near."""
     known = list(known)
     near = difflib.get_close_matches(word, known, 1, 0.5)
     if near:
         return f"; did you mean {near[0]}?"
-    return f"; there are: {', '.join(known)}" if known else ""
+    return f"; there are: {', '.join(known)}" if 0 < len(known) <= MOST_NAMES else ""
 
 
 def describe(

@@ -15,10 +15,10 @@ import numpy as np
 from pydantic import Field
 
 from sim.errors import InputError
-from sim.hardware import Count, Strict, check, read_yaml
+from sim.hardware import Count, Strict, load_spec
 from sim.hashing import ALGORITHMS, Algorithm
 
-Nonnegative = Annotated[float, Field(ge=0)]
+Nonnegative = Annotated[float, Field(ge=0, le=1e12)]
 UsPerBlock = Annotated[dict[Count, Nonnegative], Field(min_length=1)]  # by tokens a block
 
 _FILE = Path(__file__).parent / "hash_times.yaml"
@@ -68,7 +68,7 @@ def hash_time_us(front_end: FrontEnd, algo: Algorithm, block_size: int, calibrat
 def shipped_times(algo: Algorithm) -> HashTime:
     """What sim/hash_times.yaml says of an algorithm."""
     assert algo in ALGORITHMS
-    times: HashTime = getattr(check(HashTimes, read_yaml(_FILE), _FILE), algo)
+    times: HashTime = getattr(load_spec(HashTimes, _FILE, "the table of hash times"), algo)
     return times
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sim.errors import InputError, Location, describe, suggestion
-from sim.yaml_lines import read
+from sim.errors import MOST_NAMES, InputError, Location, describe, suggestion
+from sim.yaml_lines import Lines, parse
 
 Dtype = Literal["bf16", "fp8"]
 DTYPE_BYTES: dict[Dtype, int] = {"bf16": 2, "fp8": 1}
 
-Count = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, le=2**53)]
 Rate = Annotated[float, Field(gt=0)]  # bytes or operations a second
 T = TypeVar("T", bound=BaseModel)
 
@@ -95,7 +94,7 @@ def load_model(name: str) -> ModelSpec:
     Raises InputError for an unknown name (with the nearest valid one and the list) or a bad file.
     """
     path = find("models", "model", name)
-    return check(ModelSpec, read_yaml(path), path)
+    return load_spec(ModelSpec, path, "the model")
 
 
 def load_gpu(name: str) -> GpuSpec:
@@ -104,7 +103,7 @@ def load_gpu(name: str) -> GpuSpec:
     Raises InputError for an unknown name (with the nearest valid one and the list) or a bad file.
     """
     path = find("gpus", "GPU", name)
-    return check(GpuSpec, read_yaml(path), path)
+    return load_spec(GpuSpec, path, "the GPU")
 
 
 def shipped(folder: str) -> list[str]:
@@ -128,46 +127,41 @@ def find(folder: str, kind: str, name: str) -> Path:
     names = shipped(folder)
     if name not in names:
         nearest = suggestion(name, names)
-        known = "" if "there are" in nearest else f" (of {', '.join(names)})"
+        listed = "there are" not in nearest and len(names) <= MOST_NAMES
+        known = f" (of {', '.join(names)})" if listed else f" (see sim/{folder})"
         raise InputError(f"unknown {kind} {name!r}{nearest}{known}; a path of a .yaml file will do too")
     return _HERE / folder / f"{name}.yaml"
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in one YAML file. Raises InputError, one line: the file, the line, the problem."""
+def read_yaml(path: Path, what: str, lines: Lines | None = None) -> dict[str, Any]:
+    """The mapping in one YAML file; `lines` is filled with the place of each field.
+
+    Raises InputError, one line: the file, the line, the problem, as for a scenario.
+    """
     try:
-        data = read(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f"{path}:{mark.line + 1}" if mark else f"{path}"
-        raise InputError(f"{at}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: should be a mapping of fields, like the files in sim/models")
-    return data
+    return parse(text, str(path), {} if lines is None else lines, what, numbers=True)
 
 
-def check(model: type[T], data: dict[str, Any], path: Path) -> T:
-    """`data`, read from `path`, as a `model`.
+def load_spec(model: type[T], path: Path, what: str) -> T:
+    """The file as a `model`. Raises InputError, one line: the file, the line, the field, the problem."""
+    lines: Lines = {}
+    return check(model, read_yaml(path, what, lines), path, lines)
 
-    Raises InputError, one line: the file, the line, the field, the problem.
-    """
+
+def check(model: type[T], data: dict[str, Any], path: Path, lines: Lines) -> T:
+    """`data`, read from `path`, as a `model`; raises as `load_spec`."""
+
+    def place(field: Location) -> str:
+        while field and field not in lines:
+            field = field[:-1]
+        return lines.get(field, str(path))
+
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise InputError(describe(error, model, data, lambda field: _place(path, field))) from error
-
-
-def _place(path: Path, field: Location) -> str:
-    """`path:line` of the deepest part of `field` that the file has; `path` alone if it has none."""
-    node, line = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader), 0
-    for key in field:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = [(name, value) for name, value in pairs if name.value == str(key)]
-        if not found:
-            break
-        line, node = found[0][0].start_mark.line + 1, found[0][1]
-    return f"{path}:{line}" if line else str(path)
+        raise InputError(describe(error, model, data, place)) from error

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from sim.errors import InputError
 from sim.hardware import ModelSpec
 
+VOCAB_PADDING = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
+
 
 class Gemm(NamedTuple):
     """One matrix product of M rows: (M, k) times (k, n)."""
@@ -33,9 +35,8 @@ class Kernels(NamedTuple):
 
 
 def kernels_of(model: ModelSpec, tp: int) -> Kernels:
-    """The kernels of one of `tp` ranks. Raises InputError if tp does not divide the heads."""
-    if tp < 1 or model.num_attention_heads % tp:
-        raise InputError(f"tp {tp} does not divide the {model.num_attention_heads} heads of {model.name}")
+    """The kernels of one of `tp` ranks. Raises InputError where vLLM could not split the model so."""
+    check_split(model, tp)
     heads, kv_heads = model.num_attention_heads // tp, max(1, model.num_kv_heads // tp)
     hidden, width = model.hidden_size, model.head_dim
     attention = (
@@ -63,9 +64,29 @@ def kernels_of(model: ModelSpec, tp: int) -> Kernels:
     return Kernels(
         gemms=gemms,
         router=router,
-        lm_head=Gemm("lm_head", -(-model.vocab_size // tp), hidden),
+        lm_head=Gemm("lm_head", padded_vocab_size(model) // tp, hidden),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=width,
         elementwise_bytes=2 * values,
     )
+
+
+def padded_vocab_size(model: ModelSpec) -> int:
+    """Rows of the embedding and the LM head as vLLM pads them, of all GPUs together."""
+    return -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING
+
+
+def check_split(model: ModelSpec, tp: int) -> None:
+    """Raises InputError where vLLM could not split the model over tp GPUs."""
+    sizes = {
+        "heads": model.num_attention_heads,
+        "KV heads": max(model.num_kv_heads, tp),  # copied where there are fewer than GPUs
+        "MLP columns": model.moe_intermediate_size or model.intermediate_size,
+        "padded vocabulary rows": padded_vocab_size(model),
+    }
+    for what, size in sizes.items():
+        if tp < 1 or size % tp:
+            raise InputError(f"tp {tp} does not divide the {size} {what} of {model.name}")
+    if tp > model.num_kv_heads and tp % model.num_kv_heads:
+        raise InputError(f"tp {tp} is no multiple of the {model.num_kv_heads} KV heads of {model.name}")

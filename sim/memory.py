@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from sim.errors import InputError
 from sim.hardware import DTYPE_BYTES, Dtype, GpuSpec, ModelSpec
+from sim.kernels import check_split, padded_vocab_size
 
 GIB = 1 << 30
 BF16 = DTYPE_BYTES["bf16"]
@@ -29,7 +30,6 @@ SAMPLER_BYTES = 6
 OTHER_BYTES = (13 * GIB // 100, 55 * GIB // 100)
 # Assumed. Public logs of vLLM >= 0.21 show estimates from 0.17 to 0.83 GiB, and a few above 2.
 GRAPH_BYTES = 2 * GIB // 5
-VOCAB_PADDING = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
 
 
 class PoolSize(NamedTuple):
@@ -67,11 +67,6 @@ def weight_bytes(model: ModelSpec, *, tp: int, weights: Dtype) -> int:
     matrices = model.num_parameters - router - one_row * model.vocab_size + one_kv_head * copied_heads
     split = matrices * DTYPE_BYTES[weights] + one_row * padded_vocab_size(model) * BF16
     return -(-split // tp) + (router + model.max_model_len * model.head_dim) * BF16
-
-
-def padded_vocab_size(model: ModelSpec) -> int:
-    """Rows of the embedding and the LM head as vLLM pads them, of all GPUs together."""
-    return -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING
 
 
 def activation_bytes(
@@ -124,7 +119,7 @@ def num_gpu_blocks(
     """
     if not 0 < gpu_memory_utilization <= 1:
         raise InputError(f"gpu_memory_utilization {gpu_memory_utilization}: must be above 0, at most 1")
-    _check_split(model, tp)
+    check_split(model, tp)
     per_block = kv_bytes_per_token(model, tp=tp, kv_dtype=kv_dtype) * block_size
     size = PoolSize(
         num_gpu_blocks=0,
@@ -167,18 +162,3 @@ def max_concurrency(num_blocks: int, *, block_size: int, max_model_len: int) -> 
 def _kv_heads(model: ModelSpec, tp: int) -> int:
     """KV heads on one GPU."""
     return max(1, model.num_kv_heads // tp)
-
-
-def _check_split(model: ModelSpec, tp: int) -> None:
-    """Raises InputError where vLLM could not split the model over tp GPUs."""
-    sizes = {
-        "heads": model.num_attention_heads,
-        "KV heads": max(model.num_kv_heads, tp),  # copied where there are fewer than GPUs
-        "MLP columns": model.moe_intermediate_size or model.intermediate_size,
-        "padded vocabulary rows": padded_vocab_size(model),
-    }
-    for what, size in sizes.items():
-        if tp < 1 or size % tp:
-            raise InputError(f"tp {tp} does not divide the {size} {what} of {model.name}")
-    if tp > model.num_kv_heads and tp % model.num_kv_heads:
-        raise InputError(f"tp {tp} is no multiple of the {model.num_kv_heads} KV heads of {model.name}")

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim import histogram
+from sim.fates import FATES
 from sim.saturation import front_end_work, saturation
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ COLUMNS = (
     "prompt_len", "output_len", "num_cached_tokens", "num_preemptions", "refused",
     "front_end_time_ms", "queue_time_ms", "prefill_time_ms", "ttft_ms", "tpot_ms", "itl_mean_ms", "e2el_ms",
 )  # fmt: skip
+FATE_COLUMNS = tuple(f"fate_{name}" for name in FATES)  # behind them, where fates were decided
 TTFT_PARTS = ("front_end_time", "queue_time", "prefill_time")
 
 HIT_RATE_DEFINITION = (
@@ -49,13 +51,14 @@ HIT_RATE_DEFINITION = (
 
 
 def with_latencies(chunk: Mapping[str, Column]) -> Chunk:
-    """One chunk of the engine's records with the latencies it implies, in the order of COLUMNS.
+    """One chunk of the engine's records with what it implies, in the order of COLUMNS and FATE_COLUMNS.
 
     TTFT has three parts: `front_end_time_ms` until the front-end thread has hashed and queued the
     request, the wait for that thread included; `queue_time_ms` from there to the first step that
     runs it, as in vLLM; `prefill_time_ms` until the first token, preemptions included. `tpot_ms`
     and `itl_mean_ms` are NaN where the output is one token, all latencies where the request was
-    refused. Does not modify its argument.
+    refused. Where the engine decided fates, the six fate_* add up to prompt_len, but for refused
+    requests, which have none. Does not modify its argument.
     """
     arrival, first = chunk["arrival_time"], chunk["first_token_time"]
     ready, scheduled = chunk["ready_time"], chunk["scheduled_time"]
@@ -71,7 +74,11 @@ def with_latencies(chunk: Mapping[str, Column]) -> Chunk:
         "itl_mean_ms": tpot,  # of one request the two are the same number
         "e2el_ms": (chunk["finish_time"] - arrival) * 1e3,
     }
-    return {name: derived[name] if name in derived else chunk[name] for name in COLUMNS}
+    names: tuple[str, ...] = COLUMNS
+    if "fate_cold" in chunk:
+        derived["fate_hit"] = chunk["num_cached_tokens"]
+        names = COLUMNS + FATE_COLUMNS
+    return {name: derived[name] if name in derived else chunk[name] for name in names}
 
 
 class Records:
@@ -158,12 +165,8 @@ class Records:
         import pyarrow as pa  # 0.3 s to import: only a run that writes pays for it
         import pyarrow.parquet as pq
 
-        merged = {
-            name: np.concatenate([chunk[name] for chunk in self._pending])
-            if self._pending
-            else np.empty(0, np.float64)
-            for name in COLUMNS
-        }
+        chunks = self._pending or [{name: np.empty(0, np.float64) for name in COLUMNS}]
+        merged = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
         table = pa.table({name: column[:rows] for name, column in merged.items()})
         if self._writer is None:
             self._writer = pq.ParquetWriter(
@@ -226,6 +229,20 @@ def count(records: Records, slo: Slo) -> Counts:
     )  # fmt: skip
 
 
+def count_fates(records: Records) -> dict[str, int]:
+    """Prompt tokens of all requests by their fate, see sim/fates.py."""
+    totals = dict.fromkeys(FATES, 0)
+    for columns in records.chunks(*FATE_COLUMNS):
+        for name, column in zip(FATES, columns, strict=True):
+            totals[name] += int(column.sum())
+    return totals
+
+
+def ceiling(fates: dict[str, int] | None) -> float:
+    """The hit rate of a pool that never evicts; NaN where fates were not decided."""
+    return _ratio(fates["hit"] + fates["evicted"], sum(fates.values())) if fates else math.nan
+
+
 def distribution(values: Floats, name: str) -> dict[str, float]:
     """Mean, median, standard deviation and percentiles of `values` in ms, keyed like vLLM's.
 
@@ -274,6 +291,7 @@ def summarize(
     duration = counts.last_finish - counts.first_arrival
     work = functools.partial(front_end_work, cost, config) if cost is not None else None
     verdict = saturation(records, counts.first_arrival, counts.last_arrival, work)
+    fates = count_fates(records) if config.token_fates else None
     usable = config.num_gpu_blocks - 1  # block 0 is the null block
     summary: dict[str, Any] = {
         "duration": duration,
@@ -304,6 +322,8 @@ def summarize(
         "prefix_cache_queries": totals.prefix_cache_queries,
         "prefix_cache_hits": totals.prefix_cache_hits,
         "prefix_cache_hit_rate": _ratio(totals.prefix_cache_hits, totals.prefix_cache_queries),
+        "prefix_cache_ceiling": ceiling(fates),
+        "token_fates": fates,
         "preempted_queries": totals.preempted_queries,
         "preempted_hits": totals.preempted_hits,
         "num_admissions": totals.num_admissions,

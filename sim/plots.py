@@ -27,6 +27,17 @@ Floats = npt.NDArray[np.float64]
 # Okabe and Ito's colours, told apart by every kind of colour vision.
 BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"
 BINS = 120
+Parts = dict[str, tuple[str, str]]  # by column of the records: label and colour
+
+FATES: Parts = {
+    "fate_hit": ("hit", BLUE),
+    "fate_evicted": ("evicted", ORANGE),
+    "fate_last_token": ("last_token", "#CC79A7"),
+    "fate_partial_block": ("partial_block", "#F0E442"),
+    "fate_isolated": ("isolated", "#009E73"),
+    "fate_cold": ("cold", GREY),
+}
+UNCACHED: Parts = {"prompt_len": ("all computed: prefix caching is off", GREY)}
 
 _STYLE: Any = {  # matplotlib types the keys as a Literal
     "font.size": 9.0,
@@ -51,7 +62,8 @@ def run_figure(result: Result, path: Path) -> None:
         axes = figure.subplot_mosaic([["ttft", "load"], ["tokens", "tokens"]])
         ttft_cdf(axes["ttft"], result.records)
         requests_over_time(axes["load"], result.timeseries, start, edges[-1])
-        tokens_over_time(axes["tokens"], result.records, edges, start)
+        parts = UNCACHED if s["token_fates"] is None else FATES
+        tokens_over_time(axes["tokens"], result.records, edges, start, parts)
         rate = s["prefix_cache_hit_rate"]
         hits = "no prompt was looked up" if rate is None else f"hit rate {100 * rate:.1f} %"
         figure.suptitle(
@@ -107,22 +119,24 @@ def requests_over_time(axes: Axes, series: dict[str, Floats], start: float, end:
     return axes
 
 
-def tokens_over_time(axes: Axes, records: Records, edges: Floats, start: float) -> Axes:
-    """Prompt tokens a second, from the cache and computed, by the time of first admission."""
-    hit, computed = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
-    for scheduled, prompt, cached in _ran(records, "scheduled_time", "prompt_len", "num_cached_tokens"):
-        at = scheduled - start
-        hit += np.histogram(at, edges, weights=cached)[0]
-        computed += np.histogram(at, edges, weights=prompt - cached)[0]
-    width = edges[1] - edges[0]
-    low, high = hit / width, (hit + computed) / width
-    axes.stairs(low, edges, fill=True, color=BLUE, label="from the cache")
-    axes.stairs(high, edges, baseline=low, fill=True, color=ORANGE, label="computed")
-    axes.set(title="Prompt tokens at first admission", xlabel="simulated seconds", ylabel="tokens per second")
+def tokens_over_time(axes: Axes, records: Records, edges: Floats, start: float, parts: Parts) -> Axes:
+    """Prompt tokens a second, stacked by their parts, by the time of first admission."""
+    tokens = np.zeros((len(parts), len(edges) - 1))
+    for scheduled, *columns in _ran(records, "scheduled_time", *parts):
+        for total, column in zip(tokens, columns, strict=True):
+            total += np.histogram(scheduled - start, edges, weights=column)[0]
+    tops = np.cumsum(tokens, axis=0) / (edges[1] - edges[0])
+    low = np.zeros(len(edges) - 1)
+    for (label, colour), share, top in zip(parts.values(), tokens, tops, strict=True):
+        if share.any():
+            axes.stairs(top, edges, baseline=low, fill=True, color=colour, label=label)
+        low = top
+    axes.set(title="Prompt tokens by fate, at first admission")
+    axes.set(xlabel="simulated seconds", ylabel="tokens per second")
     axes.set_xlim(0.0, edges[-1])
-    axes.set_ylim(0.0, 1.2 * max(float(high.max()), 1.0))  # room for the legend
+    axes.set_ylim(0.0, 1.2 * max(float(low.max()), 1.0))  # room for the legend
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.legend(loc="upper right", ncols=2)
+    axes.legend(loc="upper right", ncols=len(parts))
     return axes
 
 

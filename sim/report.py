@@ -35,6 +35,14 @@ _HEADINGS = {
     "e2el": "End-to-end Latency",
 }
 _PARTS = {"front_end_time": "Front end", "queue_time": "Queueing", "prefill_time": "Prefill"}
+_FATES = {
+    "hit": "found in the cache",
+    "evicted": "was in the cache, lost",
+    "last_token": "in a last block that is always computed",
+    "partial_block": "computed before, not in a full block",
+    "isolated": "only under another LoRA or salt",
+    "cold": "never computed before",
+}
 _COLOURS = {"STABLE": "green", "BACKLOGGED": "yellow", "OVERLOADED": "red"}
 _VERDICTS = {
     "STABLE": "the engine kept up with its arrivals",
@@ -76,6 +84,7 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
             yield _line(f"P{quantile} {short} (ms):", s[f"p{quantile}_{name}_ms"])
     yield from _ttft_lines(result)
     yield from _cache_lines(result)
+    yield from _fate_lines(result)
     yield _heading("Load")
     verdict = s["saturation"]
     yield f"bold {_COLOURS[verdict]}", f"{verdict}: {_VERDICTS[verdict]}"
@@ -89,6 +98,10 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
     )
     yield _heading("Step time")
     yield "", f"Calibration: {s['calibration']}"
+    if s["calibration_mape"]:
+        off = ", ".join(f"{name} {mape:g}" for name, mape in s["calibration_mape"].items())
+        yield "dim", f"its fits are off by, mean %: {off}"
+    yield "dim", "how far simulated servers were from measured ones: results/validation.md"
     for text in s["assumed"]:
         yield "dim", f"assumed: {text}"
     yield "bold", "=" * WIDTH
@@ -115,6 +128,7 @@ def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
         yield _line("Hit rate (%):", _percent(s["prefix_cache_hit_rate"]))
         for text in HIT_RATE_DEFINITION:
             yield "dim", f"  {text}"
+        yield _line("Ceiling, a pool that never evicts (%):", _percent(s["prefix_cache_ceiling"]))
         yield _line("Prompt tokens hit:", s["prefix_cache_hits"])
         yield _line("Prompt tokens looked up:", s["prefix_cache_queries"])
     else:
@@ -135,6 +149,20 @@ def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
         _percent(s["mean_kv_cache_usage_perc"]),
         _percent(s["max_kv_cache_usage_perc"]),
     )
+
+
+def _fate_lines(result: Result) -> Iterator[tuple[str, str]]:
+    """Where the prompt tokens went, each of them once; nothing where nobody asked."""
+    fates = result.summary["token_fates"]
+    if fates is None:
+        return
+    yield _heading("Prompt Tokens by Fate")
+    total = sum(fates.values())
+    for name, meaning in _FATES.items():
+        share = f"{100 * fates[name] / total:6.2f} %" if total else "-"
+        yield "", f"{name:<15}{fates[name]:>16}  {share}  {meaning}"
+    if result.resolved.scenario.workload.kind == "trace":
+        yield "dim", "  sharing below a trace's own block is unknown: it counts as cold"
 
 
 def _setting(result: Result) -> str:

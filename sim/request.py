@@ -18,7 +18,8 @@ class Batch(NamedTuple):
     A request's tokens (prompt, then output) are the concatenation of its segments: row i owns
     `segment_id[segment_start[i]:segment_start[i + 1]]`. Equal segment ids name equal token
     sequences, the shorter one a prefix of the longer; different ids name sequences that differ
-    in their first token. No token exists anywhere.
+    in their first token. A negative id is one request's own: nothing else names its tokens, so
+    no history of them is kept. No token exists anywhere.
     """
 
     arrival_time: Floats  # seconds, not decreasing; ignored by a closed loop
@@ -75,6 +76,15 @@ def make_batch(
         segment_len=lens,
         **{name: column(optional.get(name, value)) for name, value in defaults.items()},
     )
+
+
+class Session(NamedTuple):
+    """Requests of which some wait for the ends of others: a dialogue, an agent, a tree of thoughts."""
+
+    start: float  # seconds, not decreasing from session to session; ignored by a closed loop
+    requests: Batch  # its arrival times are ignored
+    after: tuple[tuple[int, ...], ...]  # of each, the earlier rows whose ends it waits for; (): the start
+    delay: Floats  # seconds from then to its arrival
 
 
 Batches = Iterator[Batch]

@@ -3,8 +3,9 @@
 The same form and the same coefficients as sim/calibration.py, but from sizes and rates: what a kernel
 must read over the memory bandwidth, what it must multiply over the peak rate, each at an efficiency
 that is ASSUMED. The efficiencies stand for all GPUs together, near the middle of what the shipped fits
-of measured kernels reach (LLaMA-13B, Llama-3.1 and Qwen3 on A100, H100, H200, B200 and L40S). Share of
-the data sheet's rate in those fits, lowest to highest (median):
+of measured kernels reach (LLaMA-13B, Llama-3.1 and Qwen3 on A100, H100, H200 and B200, and some on an
+L40S that were too poor to ship). They are therefore no independent check of those fits. Share of the
+data sheet's rate in those fits, lowest to highest (median):
 
                                           bf16                 fp8
     weights read, launches taken off      .73 - 1.01 (.85)     .44 - .84 (.68)
@@ -15,9 +16,10 @@ the data sheet's rate in those fits, lowest to highest (median):
     all-reduce over NVLink                .63 - 1.04 (.74)
 
 It differs from those fits by 8 % in the mean over decode steps of 1 to 256 sequences, prefills of 128
-to 8,192 tokens and mixtures; by 24 % for the worst pair (B200, fp8, tp 8) and 55 % for the worst step
-(L40S, tp 8): tests/test_roofline.py. Expect more where no fit is near. An earlier choice of the
-efficiencies, from eight of the fits, met the other dense models' on NVLink unseen and was off by 9 %.
+to 8,192 tokens and mixtures; by 22 % for the worst pair (B200, fp8, tp 8: too fast) and 43 % for the
+worst step (B200, experts, tp 2): tests/test_roofline.py. Expect more where no fit is near. An earlier
+choice of the efficiencies, from eight of the fits, met the other dense models' on NVLink unseen and was
+off by 9 %.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ to the same bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -105,7 +105,7 @@ class Scenario(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     engine: Engine = Engine()
     cache: Literal["apc"] = "apc"
-    # A calibration's name or file, or `roofline`; None: the calibration of gpu and model, else a roofline.
+    # A calibration's name or file, `roofline` or `table`; None: that of gpu and model, else a roofline.
     cost: str | WholeStep | None = None
     workload: AnyWorkload
     slo: SloLimits | None = None
@@ -114,8 +114,8 @@ class Scenario(Section):
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     """Read a scenario and lay `overrides` ("engine.block_size=16", values in YAML) over it.
 
-    Raises InputError with one line. A relative `workload.path` is looked for in the current
-    directory first, then beside the scenario file.
+    Raises InputError with one line. A relative `path` anywhere in the workload is looked for in the
+    current directory first, then beside the scenario file.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -178,20 +178,28 @@ def _override(data: dict[str, Any], override: str, lines: Lines) -> None:
 
 def _find_files(data: dict[str, Any], folder: Path, where: Callable[[Location], str]) -> None:
     """Replace relative paths by ones that exist, from here or from the scenario's folder."""
-    workload = data.get("workload")
-    name = workload.get("path") if isinstance(workload, dict) else None
-    if isinstance(workload, dict) and isinstance(name, str):
+    for location, owner in _with_path(data.get("workload"), ("workload",)):
+        name = owner["path"]
         found = _found(name, folder)
         if found is None:
             looked = "" if Path(name).is_absolute() else f" here or in {folder}"
-            remedy = "say where it is with --set workload.path=…"
+            field = ".".join(map(str, location))
             raise InputError(
-                f"{where(('workload', 'path'))}: workload.path: no file {name}{looked}; {remedy}"
+                f"{where(location)}: {field}: no file {name}{looked}; say where it is with --set {field}=…"
             )
-        workload["path"] = found
+        owner["path"] = found
     for field in ("model", "gpu", "cost"):
         if isinstance(data.get(field), str) and data[field].endswith((".yaml", ".yml")):
             data[field] = _found(data[field], folder) or data[field]
+
+
+def _with_path(part: Any, location: Location) -> Iterator[tuple[Location, dict[str, Any]]]:
+    """Yield the mappings in a part of the scenario that name a file, and where they name it."""
+    if isinstance(part, dict):
+        if isinstance(part.get("path"), str):
+            yield (*location, "path"), part
+        for key, value in part.items():
+            yield from _with_path(value, (*location, key))
 
 
 def _found(name: str, folder: Path) -> str | None:

@@ -18,6 +18,7 @@ from sim.caches.apc import (
 from sim.chains import NO_ROOM
 from sim.columns import K, Q, R, S, T, W
 from sim.core import NO_SEAT, PREEMPTED, RUNNING, Core
+from sim.prompt_fates import has_room, note_admission, note_computed
 from sim.step_shape import update_after_schedule
 from sim.waiting import prepend_request, push, remove_at
 
@@ -26,7 +27,7 @@ from sim.waiting import prepend_request, push, remove_at
 def schedule(core: Core, step: int) -> int:
     """Choose the next step's work and write it to the in-flight row `step`.
 
-    Returns how many requests it schedules, or NO_ROOM when the chain tree must grow first: call
+    Returns how many requests it schedules, or NO_ROOM when a table must grow first: call
     again after that, and it goes on where it stopped.
     """
     count = core.count
@@ -144,6 +145,8 @@ def choose_victim(core: Core) -> int:
 def preempt(core: Core, slot: int) -> None:
     """Free a running request's blocks and queue it again; its tokens stay (Scheduler._preempt_request)."""
     requests = core.requests
+    if core.config.token_fates:
+        note_computed(core, slot, requests[R.num_computed, slot])
     free(core, slot)
     leave_seat(core, slot)
     requests[R.status, slot] = PREEMPTED
@@ -161,7 +164,7 @@ def preempt(core: Core, slot: int) -> None:
 def schedule_waiting(core: Core, step: int) -> bool:
     """Admit from the waiting queue until the budget, the seats or the blocks end.
 
-    False if it stopped because the chain tree is full (the budget left is noted).
+    False if it stopped because the chain tree or the history is full (the budget left is noted).
     """
     config = core.config
     requests = core.requests
@@ -182,6 +185,8 @@ def schedule_waiting(core: Core, step: int) -> bool:
             break
         if requests[R.seat, slot] == NO_SEAT and not take_seat(core, slot):
             return False
+        if config.token_fates and not has_room(core, slot):
+            return False
         num_hit = get_computed_blocks(core, slot)
         count[K.num_lookups] += 1
         num_tokens = requests[R.num_tokens, slot]
@@ -196,6 +201,8 @@ def schedule_waiting(core: Core, step: int) -> bool:
         ):
             note_blocked(core, slot, num_hit)
             break  # Scheduler.schedule: nobody overtakes a blocked head
+        if config.token_fates:
+            note_admission(core, step, slot, num_hit * config.block_size, num_new)
         admit(core, slot, num_hit * config.block_size)
         size = count[K.step_size + step]
         core.steps[S.slot, step, size] = slot

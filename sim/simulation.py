@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from sim.errors import InputError, Livelock
 from sim.metrics import Records, Slo, summarize
+from sim.request import Batch, Session
 from sim.resolve import Resolved, resolve
 from sim.scenario import Scenario
-from workloads import WorkloadWarning
+from workloads import AnyWorkload, SessionWorkload, WorkloadWarning
 
 LATEST = 1e12  # seconds: later than that, a float has no more milliseconds
 
@@ -42,18 +43,21 @@ def run(
     from sim.engine import simulate  # slow to load; what does not resolve is told without it
     from sim.timeseries import time_series
 
-    config = resolved.config
+    config = resolved.config._replace(token_fates=resolved.config.enable_prefix_caching)
     workload = scenario.workload
     records = Records(folder / "requests.parquet" if folder else None)
     refused: list[int] = []
-    num_refused = longest = 0
+    num_refused = longest = over_context = 0
 
     def collect(chunk: dict[str, Any]) -> None:
-        nonlocal num_refused, longest
+        nonlocal num_refused, longest, over_context
         bad = chunk["request_id"][chunk["refused"] != 0]
         num_refused += len(bad)
         refused.extend(bad[: 10 - len(refused)].tolist())
         longest = max(longest, int(chunk["prompt_len"].max(initial=0)))
+        hit = np.maximum(chunk["num_cached_tokens"], 0)
+        in_chunks = chunk["prompt_len"] - hit > config.max_num_batched_tokens
+        over_context += int((((hit > 0) | in_chunks) & (chunk["refused"] == 0)).sum())
         records.append(chunk)
 
     seed = np.random.SeedSequence(scenario.seed)
@@ -61,11 +65,11 @@ def run(
     try:
         with _told_by_workload(told), np.errstate(over="ignore", invalid="ignore"):
             totals = simulate(
-                workload.batches(seed, config.block_size),
+                _requests(workload, seed, config.block_size),
                 config,
                 resolved.step_time.cost,
                 concurrency=workload.concurrency,
-                think_times=workload.think_times(seed) if workload.concurrency else None,
+                think_times=_think_times(workload, seed),
                 on_records=collect,
                 progress=progress,
             )
@@ -95,9 +99,9 @@ def run(
     except BaseException:
         records.discard()
         raise
-    steps = (totals.steps_outside, totals.num_steps, resolved.step_time.cost)
-    outside = domain_warnings(*steps)
-    assumed = with_share_on_kappa(resolved.assumed, *steps)
+    cost = resolved.step_time.cost
+    outside = domain_warnings(totals.steps_outside, totals.num_steps, cost)
+    assumed = with_share_on_kappa(resolved.assumed, over_context, records.num_rows, cost)
     notes = [*resolved.step_time.warnings, *outside, *told]
     if num_refused:
         named = ", ".join(map(str, refused)) + (", …" if num_refused > len(refused) else "")
@@ -113,9 +117,27 @@ def run(
         "prefix_caching_hash_algo": scenario.engine.prefix_caching_hash_algo,
         "hash_us_per_block": resolved.step_time.cost.hash_us_per_block,
     }
-    tail = hashing | {"calibration": resolved.step_time.name, "assumed": assumed, "warnings": notes}
+    timing = resolved.step_time
+    errors = {component: error.mape for component, error in timing.errors.items()}
+    told_of_steps = {"calibration": timing.name, "calibration_mape": errors, "assumed": assumed}
+    tail = hashing | told_of_steps | {"warnings": notes}
     series = time_series(totals.samples, config.num_gpu_blocks)
     return Result(resolved, head | figures | tail, records, series)
+
+
+def _requests(
+    workload: AnyWorkload, seed: np.random.SeedSequence, block_size: int
+) -> Iterator[Batch] | Iterator[Session]:
+    if isinstance(workload, SessionWorkload):
+        return workload.sessions(seed)
+    return workload.batches(seed, block_size)
+
+
+def _think_times(workload: AnyWorkload, seed: np.random.SeedSequence) -> Iterator[float] | None:
+    """Of a closed loop of requests; sessions have pauses of their own."""
+    if isinstance(workload, SessionWorkload) or workload.concurrency is None:
+        return None
+    return workload.think_times(seed)
 
 
 @contextlib.contextmanager

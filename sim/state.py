@@ -8,9 +8,13 @@ from sim.blocks import new_pool
 from sim.chains import ChainTree, new_tree
 from sim.columns import K, Q, R, S, T, W, X
 from sim.core import NO_SEAT, REFUSED, VACANT, WAITING, Core, EngineConfig
+from sim.fates import MISSES
 from sim.histogram import new_histogram
+from sim.history import NODES_PER_SEGMENT, enlarged, new_history
 from sim.request import Batch, Ints
 from sim.timeseries import SAMPLES, start_sampling
+
+HISTORY_NODES = 1 << 16  # to begin with: a power of two; untouched pages cost nothing
 
 
 def grown(table: Ints, width: int) -> Ints:
@@ -41,8 +45,10 @@ class State:
         count = np.zeros(K.WIDTH, np.int64)
         count[K.vacant_seats] = seats
         count[K.seated_head] = count[K.blocked_request] = count[K.admitting_budget] = -1
+        count[K.history_nodes] = 1  # the root
         clock = np.zeros(W.WIDTH)
         clock[W.next_sample] = np.inf
+        num_fates = len(MISSES) if config.token_fates else 0
         self.next_id = 0
         self.segments_used = 0
         self.sampling = False
@@ -50,6 +56,7 @@ class State:
             config=config,
             pool=new_pool(config.num_gpu_blocks, taken_log),
             tree=new_tree(1024 << pool_size >> 10, 1024 << pool_size >> 12, 1 << max(10, pool_size)),
+            history=new_history(HISTORY_NODES if config.token_fates else 0),
             requests=np.zeros((R.WIDTH, 0), np.int64),
             times=np.zeros((T.WIDTH, 0)),
             segments=np.zeros((2, 4096), np.int64),
@@ -58,7 +65,7 @@ class State:
             vacant_seats=np.arange(seats)[::-1].copy(),
             queues=np.zeros((Q.WIDTH, 0), np.int64),
             steps=np.zeros((S.WIDTH, 2, seats), np.int64),
-            record_ints=np.zeros((num_records, R.RECORDED + 2), np.int64),
+            record_ints=np.zeros((num_records, R.RECORDED + 2 + num_fates), np.int64),
             record_floats=np.zeros((num_records, T.RECORDED)),
             watched=np.zeros(num_records, np.int64),
             itl_histogram=new_histogram(),
@@ -67,6 +74,17 @@ class State:
             clock=clock,
         )
         self.grow_requests(max(1024, seats))
+
+    def grow(self) -> None:
+        """Make room after NO_ROOM: in the history if the next request needs it there, else in the tree."""
+        core = self.core
+        head = core.queues[Q.waiting, 0]
+        wanted = int(core.count[K.history_nodes] + NODES_PER_SEGMENT * core.requests[R.num_segments, head])
+        if core.config.token_fates and wanted > len(core.history.nodes):
+            larger = enlarged(core.history, int(core.count[K.history_nodes]), wanted)
+            self.core = core._replace(history=larger)
+        else:
+            self.grow_tree()
 
     def grow_tree(self) -> None:
         """Double the room for chain ids and nodes."""

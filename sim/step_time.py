@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sim.calibration import Calibration, find_calibration, has_calibration, load_calibration
+from sim.calibration import Calibration, FitError, find_calibration, has_calibration, load_calibration
 from sim.cost import StepCost, compile_cost, linear_cost
 from sim.errors import InputError
-from sim.hardware import Dtype, GpuSpec, ModelSpec, is_known, load_gpu
+from sim.hardware import DTYPE_BYTES, Dtype, GpuSpec, ModelSpec, is_known, load_gpu
 from sim.roofline import has_rates, roofline
 from sim.scenario import ROOFLINE, TABLE, Scenario, WholeStep
 
@@ -19,6 +19,7 @@ class StepTime(NamedTuple):
     name: str  # the calibration's, or that it is given in the scenario
     kv_dtype: Dtype
     assumed: list[str]  # what of it is not measured
+    errors: dict[str, FitError]  # on points that its fits did not see, by component
     warnings: list[str]
 
 
@@ -43,7 +44,7 @@ def step_time(scenario: Scenario, model: ModelSpec | None, weights: Dtype) -> St
             seq_s=given.seq_us * 1e-6,
             max_num_batched_tokens=engine.max_num_batched_tokens,
         )
-        return StepTime(cost, "whole_step, given in the scenario", kv_dtype, [], [])
+        return StepTime(cost, "whole_step, given in the scenario", kv_dtype, [], {}, [])
     warnings: list[str] = []
     if scenario.cost == TABLE:
         assert model is not None
@@ -62,10 +63,16 @@ def step_time(scenario: Scenario, model: ModelSpec | None, weights: Dtype) -> St
         )
     assumed = list(calibration.assumed)
     if timed_kv != kv_dtype:
-        assumed.append(f"a step takes as long as with {timed_kv} KV")
+        warnings.append(f"{name} did not time {kv_dtype} KV: a step takes as long as with {timed_kv} KV")
     if engine.enable_prefix_caching and calibration.front_end.hash_us_per_block is None:
         assumed.append("hashing takes as long as on the core where sim/hash_times.yaml was measured")
-    return StepTime(cost, name, kv_dtype, assumed, warnings)
+    errors = {component: error for component, error in calibration.errors.items() if _of(component, timed_kv)}
+    return StepTime(cost, name, kv_dtype, assumed, errors, warnings)
+
+
+def _of(component: str, kv_dtype: Dtype) -> bool:
+    """Whether a component is used with this KV: it is named after it, or after none."""
+    return component.endswith(kv_dtype) or not component.endswith(tuple(DTYPE_BYTES))
 
 
 def _tables(
@@ -102,7 +109,8 @@ def _calibration(
         calibration = load_calibration(str(scenario.cost))
         fits = asked == (calibration.gpu, calibration.model, calibration.tp, calibration.weights)
         warnings = [] if fits else [f"step time is that of {calibration.name}, not of {asked_for}"]
-        return calibration, calibration.name, warnings
+        own = calibration.name != scenario.cost
+        return calibration, f"{calibration.name}, from {scenario.cost}" if own else calibration.name, warnings
     assert model is not None and gpu is not None
     measured = has_calibration(gpu.name, model.name, tp=tp, weights=weights)
     if scenario.cost is None and (measured or not has_rates(gpu)):

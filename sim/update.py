@@ -9,11 +9,14 @@ from sim._jit import hot, verb
 from sim.caches.apc import cache_blocks, free, leave_seat, set_edge
 from sim.columns import K, Q, R, S, T, W
 from sim.core import RUNNING, VACANT, Core
+from sim.fates import MISSES
 from sim.histogram import bin_of
+from sim.prompt_fates import note_computed
 from sim.waiting import remove_request
 
 # how a request ended, in its record
 BY_LENGTH, BY_STOP_TOKEN, BY_ABORT = range(3)
+NUM_MISSES = len(MISSES)
 
 
 @hot
@@ -100,6 +103,8 @@ def finish_request(core: Core, slot: int, reason: int) -> None:
     count = core.count
     if requests[R.status, slot] != RUNNING:
         remove_request(core, slot)
+    if core.config.token_fates:
+        note_computed(core, slot, requests[R.num_computed, slot])
     free(core, slot)
     leave_seat(core, slot)
     count[K.finished_unflushed] += 1
@@ -116,6 +121,9 @@ def record(core: Core, slot: int, reason: int) -> None:
         core.record_ints[row, i] = requests[i, slot]
     core.record_ints[row, R.RECORDED] = requests[R.num_tokens, slot] - requests[R.prompt_len, slot]
     core.record_ints[row, R.RECORDED + 1] = reason
+    if core.config.token_fates:
+        for i in range(NUM_MISSES):
+            core.record_ints[row, R.RECORDED + 2 + i] = requests[R.fate_evicted + i, slot]
     for i in range(T.RECORDED):
         core.record_floats[row, i] = core.times[i, slot]
     count[K.num_records] = row + 1

@@ -40,19 +40,24 @@ _Loader.add_constructor(
 )
 
 
-def parse(text: str, source: str, lines: Lines) -> dict[str, Any]:
+def parse(
+    text: str, source: str, lines: Lines, what: str = "the scenario", *, numbers: bool = False
+) -> dict[str, Any]:
     """The mapping in a YAML text; `lines` is filled with "source:line" for each path of keys.
 
-    Raises InputError for what is not YAML, no mapping, given twice, or bears a tag such as !!set.
+    numbers: whole numbers may be field names too. Raises InputError for what is not YAML, no mapping,
+    given twice, or bears a tag such as !!set.
     """
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
         if root is None:
-            raise InputError(f"{source}: the scenario is empty; `prefixsim schema` lists its fields")
+            hint = "; `prefixsim schema` lists its fields" if "scenario" in what else ""
+            raise InputError(f"{source}: {what} is empty{hint}")
         if not isinstance(root, yaml.MappingNode):
-            raise InputError(f"{source}:1: the scenario should be a mapping of fields such as `workload:`")
-        _mark(root, (), source, lines, loader)
+            example = " such as `workload:`" if "scenario" in what else ""
+            raise InputError(f"{source}:1: {what} should be a mapping of fields{example}")
+        _mark(root, (), source, lines, loader, numbers)
         data: dict[str, Any] = loader.construct_document(root)
         return data
     except yaml.MarkedYAMLError as error:
@@ -62,10 +67,12 @@ def parse(text: str, source: str, lines: Lines) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise InputError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
-        raise InputError(f"{source}: nested too deeply; a scenario has four levels at most") from None
+        raise InputError(f"{source}: nested too deeply; four levels are enough") from None
 
 
-def _mark(node: yaml.Node, location: Location, source: str, lines: Lines, loader: _Loader) -> None:
+def _mark(
+    node: yaml.Node, location: Location, source: str, lines: Lines, loader: _Loader, numbers: bool
+) -> None:
     """Note the lines of everything in `node`, and refuse what a scenario has no use for."""
     if len(lines) > MOST:
         raise InputError(f"{source}: stands for more than {MOST:,} values; write fewer, without aliases")
@@ -73,29 +80,27 @@ def _mark(node: yaml.Node, location: Location, source: str, lines: Lines, loader
         implied = {"tag:yaml.org,2002:map"}
         for key, value in node.value:
             line = f"{source}:{key.start_mark.line + 1}"
+            number = isinstance(key, yaml.ScalarNode) and key.tag == "tag:yaml.org,2002:int" and numbers
             here = (*location, key.value if isinstance(key, yaml.ScalarNode) else "?")
-            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+            if number:
+                here = (*location, int(key.value))
+            elif not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
                 named = repr(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
                 raise InputError(f"{line}: a field name should be a word, not {named}")
             if here in lines:
                 raise InputError(f"{line}: {'.'.join(map(str, here))}: given twice; keep one of the two")
             lines[here] = line
-            _mark(value, here, source, lines, loader)
+            _mark(value, here, source, lines, loader, numbers)
     elif isinstance(node, yaml.SequenceNode):
         implied = {"tag:yaml.org,2002:seq"}
         for i, item in enumerate(node.value):
             lines[(*location, i)] = f"{source}:{item.start_mark.line + 1}"
-            _mark(item, (*location, i), source, lines, loader)
+            _mark(item, (*location, i), source, lines, loader, numbers)
     else:
         plain = loader.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
         implied = {"tag:yaml.org,2002:str", plain}
     if node.tag not in implied:
         raise InputError(f"{source}:{node.start_mark.line + 1}: a tag ({node.tag}) has no use here; drop it")
-
-
-def read(text: str) -> Any:
-    """The data in a YAML text, by the rules of `parse`, without lines. Raises yaml.YAMLError."""
-    return yaml.load(text, _Loader)
 
 
 def dump(data: dict[str, Any]) -> str:

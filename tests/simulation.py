@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sim.core import EngineConfig
 from sim.cost import StepCost, linear_cost
 from sim.engine import INT_FIELDS, Records, Totals, simulate
-from sim.request import Batch, make_batch
+from sim.request import Batch, Session, make_batch
 
 Segments = Sequence[tuple[int, int]]  # (segment id, tokens) of a prompt
 APART = 1e6  # seconds between requests that never meet
@@ -90,16 +90,19 @@ def linear(config: EngineConfig, base_s: float = 1e-3, token_s: float = 1e-5) ->
 
 
 def run(
-    batches: Batch | Iterator[Batch], config: EngineConfig, cost: StepCost | None = None, **options: Any
+    batches: Batch | Iterator[Batch] | Iterator[Session],
+    config: EngineConfig,
+    cost: StepCost | None = None,
+    **options: Any,
 ) -> Run:
     """Simulate to the end and check what is true of every run; `options` as in simulate."""
     chunks: list[Records] = []
     sent = 0
 
-    def counted(source: Iterator[Batch]) -> Iterator[Batch]:
+    def counted(source: Iterator[Any]) -> Iterator[Any]:
         nonlocal sent
         for batch in source:
-            sent += len(batch.prompt_len)
+            sent += len((batch.requests if isinstance(batch, Session) else batch).prompt_len)
             yield batch
 
     source = iter([batches]) if isinstance(batches, Batch) else batches

@@ -212,7 +212,7 @@ def test_missing_files(folder: Path) -> None:
     assert "is a directory" in refusal(folder, str(folder))
     assert "no file none.jsonl" in refusal(folder, "t.yaml", "--set", "workload.path=none.jsonl")
     assert "no file /" in refusal(folder, "t.yaml", "--set", "workload.path=/")
-    assert "100 does not divide" in refusal(folder, "t.yaml", "--set", "engine.block_size=100")
+    assert "100 is neither a part" in refusal(folder, "t.yaml", "--set", "engine.block_size=100")
 
 
 def test_prompts_that_can_never_fit_are_refused_one_by_one(folder: Path) -> None:

@@ -57,6 +57,8 @@ def test_kv_heads_are_copied_to_more_ranks_and_experts_replace_the_mlp() -> None
     experts = kernels_of(load_model("qwen3-30b-a3b"), 1)
     assert [gemm.name for gemm in experts.gemms] == ["qkv", "o"]
     assert experts.router == Gemm("router", 128, 2048)
+    # norms 8 x 2048, rotary 2 x 36 x 128, KV 4 x 4 x 128; the activation is inside the experts
+    assert experts.elementwise_bytes == 2 * (16384 + 9216 + 2048)
     with pytest.raises(InputError, match="tp 3 does not divide the 32 heads"):
         kernels_of(load_model("llama-3.1-8b"), 3)
 
@@ -136,6 +138,7 @@ def test_without_context_points_kappa_is_what_is_given() -> None:
 def test_bars() -> None:
     assert bar_of("decode_attention_fp8", "a100-sxm") == Bar(13, 45)
     assert bar_of("step_against_tables_bf16", "l40s") == Bar(4, 10)
+    assert bar_of("prefill_over_context_bf16", "h100-sxm") == Bar(9)
     assert bar_of("gemm", "l40s") is None
     assert meets(FitError(points=1, mape=6.0, p95=15.0), Bar(6, 15))
     assert not meets(FitError(points=1, mape=6.01, p95=1.0), Bar(6, 15))
@@ -148,6 +151,59 @@ def test_a_grid_is_bilinear_inside_and_linear_beyond() -> None:
     grid = make_grid(times, 10.0)
     for x, y in ((1.0, 1.0), (1.5, 2.0), (5.0, 3.0), (2.0, 20.0), (8.0, 16.0), (20.0, 2.0)):
         assert time_on_grid(grid, x, y) == pytest.approx(10 * (2 + 3 * x + 5 * y + 0.5 * x * y), rel=1e-12)
+
+
+def test_a_grid_fills_rows_then_columns_and_never_falls_on() -> None:
+    falling = make_grid({(1, 1): 10.0, (1, 2): 8.0, (2, 1): 10.0, (2, 2): 20.0, (2, 4): 40.0}, 1.0)
+    assert time_on_grid(falling, 1.0, 4.0) == 8.0  # not 4: a longer sequence takes no less
+    column = make_grid({(1, 1): 1.0, (1, 2): 3.0, (2, 1): 2.0, (2, 2): 5.0, (4, 1): 4.0}, 1.0)
+    assert time_on_grid(column, 4.0, 2.0) == 9.0  # its row has nothing before it but one place
+    steep = make_grid({(1, 1): 1.0, (1, 2): 1.0, (2, 1): 5.0, (2, 2): 5.0}, 1.0)
+    assert time_on_grid(steep, 0.5, 1.0) == 0.0
+
+
+def test_of_equal_products_the_least_time_counts() -> None:
+    once = grid_of_products()
+    again = once.assign(latency_us=1.5 * once.latency_us)
+    for both in ([once, again], [again, once]):
+        curve = layer_curve(pd.concat(both), [Gemm("one", 64, 256)])
+        assert curve.to_dict() == layer_curve(once, [Gemm("one", 64, 256)]).to_dict()
+
+
+def test_versions_are_compared_as_numbers(tmp_path: Path) -> None:
+    for version in ("0.9.0", "0.24.0", "0.10.2"):
+        folder = tmp_path / "gemm" / "vllm" / version
+        folder.mkdir(parents=True)
+        (folder / "gemm_perf.parquet").touch()
+    assert aiconfigurator._newest(tmp_path, "gemm", "gemm").parent.name == "0.24.0"
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, rows: dict[str, Any]) -> None:
+    """A table of these columns in the place of the package's."""
+    frame = pd.DataFrame({"kernel_source": "one", **rows})
+    frame.attrs["path"] = "made up"
+    monkeypatch.setattr(aiconfigurator, "_read", lambda *_: frame)
+
+
+def test_experts_are_all_on_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of each, that is: with expert parallelism a rank has whole ones, and other times."""
+    layer = {"hidden_size": 2048, "inter_size": 768, "topk": 8, "num_experts": 128, "moe_tp_size": 2}
+    stub(
+        monkeypatch,
+        {
+            **layer, "moe_dtype": "bfloat16", "distribution": aiconfigurator.EXPERT_CHOICE,
+            "moe_ep_size": [1, 1, 4, 4], "num_tokens": [64, 8, 8, 64], "latency_us": [9.0, 5.0, 1.0, 2.0],
+        },
+    )  # fmt: skip
+    found = aiconfigurator._experts(Path(), load_model("qwen3-30b-a3b"), 2, "bf16", [])
+    assert found.to_numpy().tolist() == [[8, 5.0], [64, 9.0]]
+
+
+def test_all_reduces_come_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"message_size": [512, 128, 256, 64], "latency_us": [4.0, 2.0, 3.0, 1.0]}
+    stub(monkeypatch, {**sizes, "num_gpus": [2, 2, 2, 4], "backend": "vllm_graph"})
+    found = aiconfigurator._allreduce(Path(), 2, [])
+    assert found.to_numpy().tolist() == [[128, 2.0], [256, 3.0], [512, 4.0]]
 
 
 def test_the_tables_as_they_are(tables: Path) -> None:

@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from sim.calibrate.csv_rows import read_rows
+from sim.calibrate.csv_times import check_times
+from sim.calibrate.fit import fit_prefill
 from sim.calibrate.sources import from_csv
 from sim.calibrate.write import to_text, write
 from sim.calibration import KernelCalibration, load_calibration
@@ -161,6 +165,12 @@ def first(rows: list[Row], **change: Any) -> list[Row]:
     return [{**rows[0], **change}, *rows[1:]]
 
 
+def one(rows: list[Row], op: str, **change: Any) -> list[Row]:
+    """The rows, the first of an operation changed."""
+    at = next(i for i, row in enumerate(rows) if row["op"] == op)
+    return [*rows[:at], {**rows[at], **change}, *rows[at + 1 :]]
+
+
 def less(rows: list[Row], column: str) -> list[Row]:
     return [{name: cell for name, cell in row.items() if name != column} for row in rows]
 
@@ -202,14 +212,25 @@ def test_large_times_in_seconds_are_told_too(tmp_path: Path) -> None:
         (lambda rows: [r for r in rows if r.get("batch") in (None, 1)], r"needed are 6 points and 3 values"),
         (lambda rows: [{**r, "num_heads": 16} if "kv" in r else r for r in rows], "no rows .* with 32 heads"),
         (lambda rows: first(rows, op="gem"), r":2: op: unknown value 'gem'; did you mean gemm"),
-        (lambda rows: first(rows, m=8.5), r":2: m: should be a whole number from 1, is 8.5"),
-        (lambda rows: first(rows, m=""), r":2: m: should be a whole number from 1, is nothing"),
+        (lambda rows: first(rows, m=8.5), r":2: m: should be a whole number from 1 to \d+, is 8.5"),
+        (lambda rows: first(rows, m=""), r":2: m: should be a whole number from 1 to \d+, is nothing"),
         (lambda rows: first(rows, m="many"), r":2: m: should be a number, not 'many'"),
         (lambda rows: first(rows, latency_us=-1), r":2: latency_us: should be above 0, is -1"),
         (lambda rows: first(rows, latency_us="nan"), r":2: latency_us: should be"),
         (lambda rows: first(rows, latency_us=1e9), r":2: latency_us: .* over a minute"),
         (lambda rows: first(rows, device="A100"), r"device: rows of A100 and NVIDIA H100"),
         (lambda rows: [{**r, "dtype": "fp8"} for r in rows], r"no rows of gemm with dtype bf16; .* has fp8"),
+        (lambda rows: first(rows, m=2**40 + 1), r":2: m: should be .* to 1099511627776, is 1099511627777"),
+        (lambda rows: first(rows, block_size=16.5), r":2: block_size: should be a whole number .*, is 16.5"),
+        (lambda rows: first(rows, block_size=0), r":2: block_size: should be a whole number from 1 to"),
+        (lambda rows: first(rows, block_size=2**20 + 1), r":2: block_size: .* 1048576, is 1048577"),
+        (lambda rows: one(rows, "prefill_attention", q=0), r"\d: q: should be a whole number from 1"),
+        (lambda rows: one(rows, "prefill_attention", batch=0), r"\d: batch: should be a whole number from 1"),
+        (lambda rows: one(rows, "decode_attention", batch=0), r"\d: batch: should be a whole number from 1"),
+        (lambda rows: one(rows, "step", batch=0), r"\d: is a step of no tokens"),
+        (lambda rows: one(rows, "hash", latency_us=1.1e6), r"\d: latency_us: 1.1e\+06 us is over a second"),
+        (lambda rows: [*rows, {**rows[-1], "device": "B"}], r":\d+: is the point of line \d+ again"),
+        (lambda rows: [*rows, {**rows[3], "kernel": "other"}], r":\d+: is the point of line 5 again"),
         (lambda rows: less(rows, "latency_us"), "no column latency_us"),
         (lambda rows: less(rows, "kv"), "no column kv, which rows of"),
     ],
@@ -220,6 +241,141 @@ def test_what_is_wrong_or_missing_is_said(tmp_path: Path, change: Any, message: 
         calibrated(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_another_kernel_or_type_is_another_point(tmp_path: Path) -> None:
+    rows = all_rows()
+    decode = next(row for row in rows if row["op"] == "decode_attention")
+    save(tmp_path / "t.csv", [*rows, {**decode, "kernel": "other"}, {**rows[0], "dtype": "fp8"}])
+    assert calibrated(tmp_path / "t.csv").gemm.a == pytest.approx(A, rel=1e-3)
+
+
+def test_nanoseconds_are_told_by_what_the_data_sheet_allows(tmp_path: Path) -> None:
+    rows = all_rows()
+    for row in rows:
+        row["latency_us"] *= 1000.0
+    with pytest.raises(InputError, match=r":\d+: latency_us: .* us is slower than h100-sxm by a factor \d+"):
+        calibrated(save(tmp_path / "timings.csv", rows))
+
+
+def test_what_an_honest_kernel_may_take(tmp_path: Path) -> None:
+    """A kernel that the data sheet bounds by `bound` may take 500 times as long, and a launch's 100 us."""
+    row: Row = {"op": "gemm", "m": 8192, "n": 28672, "k": 4096}
+    bound = 1e6 * 2 * row["m"] * row["n"] * row["k"] / max(GPU.peak_flops.values())
+    rows = first(all_rows(), **row, latency_us=499.0 * (bound + 100.0))
+    rows = [rows[0], *(other for other in rows[1:] if other.get("m") != 8192 or other.get("n") != 28672)]
+    check_times(tmp_path / "t.csv", read_rows(save(tmp_path / "t.csv", rows), GPU), GPU)
+    rows[0]["latency_us"] = 501.0 * (bound + 100.0)
+    with pytest.raises(InputError, match="t.csv:2: .* by a factor 501"):
+        read_rows(save(tmp_path / "t.csv", rows), GPU)
+    unrated = GPU.model_copy(update={"memory_bandwidth": None, "peak_flops": {}})
+    assert len(read_rows(tmp_path / "t.csv", unrated)) == len(rows)
+
+
+@pytest.mark.parametrize("assume_kappa", [False, True])
+@pytest.mark.parametrize("slope", [0.0, 2.0])
+def test_prefill_that_does_not_grow_as_attention_does(
+    tmp_path: Path, assume_kappa: bool, slope: float
+) -> None:
+    rows = all_rows()
+    for row in rows:
+        if row["op"] == "prefill_attention":
+            row["latency_us"] = 5000.0 + slope * row["batch"] * row["q"]
+    said = "prefill_attention, bf16 KV: times do not grow with q; measure longer prompts"
+    with pytest.raises(InputError, match=said):
+        calibrated(save(tmp_path / "timings.csv", rows), assume_kappa=assume_kappa)
+
+
+@pytest.mark.parametrize("cross", [0.0, 1e-6, 1e-3])
+def test_a_fold_without_growth_has_a_fit(cross: float) -> None:
+    """As the held-out folds of noisy times may be: the whole file is what is refused."""
+    points = pd.DataFrame([row for row in all_rows() if row["op"] == "prefill_attention"])
+    points["latency_us"] = 500.0 + cross * points.batch * points.q * points.c
+    assert 1e-3 <= fit_prefill(points, None).kappa <= 1e3
+
+
+def test_assumed_context_needs_prompts_without_it(tmp_path: Path) -> None:
+    rows = [row for row in all_rows() if row["op"] != "prefill_attention" or row["c"] or row["q"] == 64]
+    path = save(tmp_path / "timings.csv", rows)
+    said = r"1 points without cached context \(c = 0\) with 1 of q; .*measure more prompt lengths"
+    with pytest.raises(InputError, match=said):
+        calibrated(path, assume_kappa=True)
+    assert calibrated(path).attention["bf16"].prefill.kappa > 0
+
+
+def test_two_all_reduces_hold_none_out(tmp_path: Path) -> None:
+    rows = all_rows()
+    rank = kernels_of(MODEL, 2)
+    sizes = (8, 64, 512, 2048, 8192)
+    common = {"op": "gemm", "dtype": "bf16", "latency_us": 900.0}
+    rows += [{**common, "m": m, "n": one.n, "k": one.k} for one in (*rank.gemms, rank.lm_head) for m in sizes]
+    rows = [{**row, "num_heads": 16, "num_kv_heads": 4} if "num_heads" in row else row for row in rows]
+    for number in (2, 3):
+        reduces = [
+            {"op": "allreduce", "num_gpus": 2, "elements": 4096 << i, "latency_us": 9.0 + i}
+            for i in range(number)
+        ]
+        path = save(tmp_path / "timings.csv", [*rows, *reduces])
+        if number == 2:
+            with pytest.raises(InputError, match="allreduce over 2 GPUs: 2 sizes, at least 3"):
+                calibrated(path, tp=2)
+        else:
+            assert calibrated(path, tp=2).errors["allreduce"].points == 1
+
+
+# The file as text
+
+
+def edited(path: Path, change: Any) -> Path:
+    """The file that `save` writes of all rows, its lines changed."""
+    save(path, all_rows())
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(change(lines)) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: [line.replace(",", ";") for line in lines], r":1: cells are separated by semicolons"),
+        (lambda lines: [line.replace(",", "\t") for line in lines], r":1: cells are separated by tabs"),
+        (lambda lines: [lines[0] + ",m", *(line + ",1" for line in lines[1:])], ":1: 2 columns named m"),
+        (lambda lines: [*lines[:4], lines[4] + ",7", *lines[5:]], r":5: has \d+ cells, the header \d+"),
+        (lambda lines: [*lines[:4], "gemm,x", *lines[5:]], r":5: has 2 cells, the header \d+"),
+        (lambda lines: [lines[0], "", " ", lines[1].replace(",gemm", ",gem"), *lines[2:]], ":4: op: unknown"),
+        (lambda lines: [*lines[:4], "a\0b", *lines[5:]], r":5: not a CSV table: has a NUL byte"),
+        (lambda lines: [*lines[:4], '"open', *lines[5:]], r":5: not a CSV table: "),
+    ],
+)
+def test_what_is_wrong_in_the_text_is_said_by_line(tmp_path: Path, change: Any, message: str) -> None:
+    with pytest.raises(InputError, match=r"timings\.csv" + message) as caught:
+        calibrated(edited(tmp_path / "timings.csv", change))
+    assert "\n" not in str(caught.value) and "\0" not in str(caught.value)
+
+
+def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    """After blank lines and a note of two lines, too."""
+    rows = [{**row, "note": 'two\nlines, "quoted"' if i == 1 else ""} for i, row in enumerate(all_rows())]
+    rows[4]["m"] = "many"
+    path = save(tmp_path / "timings.csv", rows)
+    lines = path.read_text().split("\n")
+    path.write_text("\n".join([lines[0], "", "", *lines[1:]]))
+    at = 1 + next(i for i, line in enumerate(path.read_text().split("\n")) if "many" in line)
+    assert at == 9  # its place, 6, two blank lines and one within the note
+    with pytest.raises(InputError, match=rf"timings\.csv:{at}: m: should be a number"):
+        read_rows(path, GPU)
+
+
+def test_what_does_not_matter(tmp_path: Path) -> None:
+    """A byte order mark, notes in columns of their own, and rows that do not name the device."""
+    rows = [{**row, "line": "mine", "p10_us": "?", "": "x"} for row in all_rows()]
+    for row in rows[::3]:
+        row["device"] = ""
+    path = save(tmp_path / "timings.csv", rows)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    fitted = calibrated(path)
+    assert fitted.gemm.a == pytest.approx(A, rel=1e-3)
+    assert "measured on NVIDIA H100 80GB HBM3, timings.csv" in fitted.provenance.source
 
 
 def test_tensor_parallel_needs_its_all_reduce(tmp_path: Path) -> None:

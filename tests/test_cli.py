@@ -18,6 +18,7 @@ from test_metrics import make_chunk, make_totals
 from typer.testing import CliRunner
 
 from sim.cli import app
+from sim.engine import FATE_FIELDS
 from sim.report import RESULT_FILES, result_folder
 from workloads import WorkloadError
 
@@ -40,6 +41,8 @@ def fake_simulate(batches: Iterator[Any], config: Any, cost: Any, **rest: Any) -
         bad = batch.prompt_len >= config.max_model_len
         start[bad] = np.nan
         chunk = make_chunk(batch.arrival_time, start, start + 0.1, start + 0.5, batch.prompt_len, 5, bad)
+        if config.token_fates:
+            chunk |= {name: np.zeros(n, np.int64) for name in FATE_FIELDS}
         rest["on_records"](chunk)
         done += n
         if rest["progress"] is not None:

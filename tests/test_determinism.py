@@ -81,6 +81,7 @@ def cases(draw: st.DrawFn) -> Case:
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
         async_scheduling=draw(booleans),
         free_all_last=draw(booleans),
+        token_fates=block_size > 1,
     )
     # On the grid all times are whole seconds: arrivals, ends of steps and front ends meet.
     grid = draw(booleans)
@@ -178,7 +179,7 @@ def test_cut_anywhere(case: Case) -> None:
 @given(cases(), st.integers(1, 5))
 @settings(max_examples=100)
 def test_batches_and_buffers_of_any_size(case: Case, size: int) -> None:
-    """Chunks of arrivals, chunks of records, and the growth of the chain tree decide nothing."""
+    """Chunks of arrivals, chunks of records, and the growth of chain tree and history decide nothing."""
     reference = outcome(case, at_every_step())
     assert outcome(case, size=size) == reference, f"{size} requests a batch"
     with pytest.MonkeyPatch.context() as patch:
@@ -186,7 +187,8 @@ def test_batches_and_buffers_of_any_size(case: Case, size: int) -> None:
         assert outcome(case) == reference, f"{size} rows"
         assert outcome(case, at_every_step(), size) == reference, f"{size} rows, cut at every step"
         patch.setattr(state, "new_tree", lambda *_: new_tree(64, 8, 2))
-        assert outcome(case) == reference, "a tree that grows often"
+        patch.setattr(state, "HISTORY_NODES", 2)
+        assert outcome(case) == reference, "a tree and a history that grow often"
 
 
 def digests(examples: int) -> list[str]:

@@ -40,9 +40,12 @@ def outside(**bounds: float) -> StepsOutside:
         ({"max_tokens": 46.0}, StepsOutside(1, 0, 0, 0, 0, 0)),
         ({"max_tokens": 45.0}, StepsOutside(2, 0, 0, 0, 0, 0)),
         ({"max_decodes": 1.0}, StepsOutside(0, 4, 0, 0, 0, 0)),
+        ({"max_decodes": 2.0}, StepsOutside(0, 0, 0, 0, 0, 0)),  # a bound is inside
         ({"max_kv_len": 57.0}, StepsOutside(0, 0, 2, 0, 0, 0)),  # means 56, 57, 58, 59
         ({"min_kv_len": 57.0}, StepsOutside(0, 0, 1, 0, 0, 0)),
         ({"max_decode_kv": 115.0}, StepsOutside(0, 0, 0, 2, 0, 0)),  # sums 112, 114, 116, 118
+        ({"max_decode_kv": 114.0}, StepsOutside(0, 0, 0, 2, 0, 0)),
+        ({"max_query_len": 64.0}, StepsOutside(0, 0, 0, 0, 0, 0)),
         ({"max_query_len": 63.0}, StepsOutside(0, 0, 0, 0, 1, 0)),
         # a new token of the second step sees 36 * 64 / 46 cached ones in the mean
         ({"max_context_len": 50.0}, StepsOutside(0, 0, 0, 0, 0, 1)),
@@ -70,12 +73,14 @@ def test_what_is_said() -> None:
         "extrapolated"
     ]
     assumed = ["no CPU time", "prefill over cached context (kappa = 1.15)"]
-    assert with_share_on_kappa(assumed, steps, 2000, bounded) == [
+    assert with_share_on_kappa(assumed, 500, 2000, bounded) == [
         "no CPU time",
-        "prefill over cached context (kappa = 1.15); it bears on 25.0 % of this run's steps",
+        "prefill over cached context (kappa = 1.15); the prefill of 25.0 % of the requests rests on it",
     ]
+    assert with_share_on_kappa(assumed, 0, 2000, bounded) == assumed
+    assert with_share_on_kappa(assumed, 0, 0, bounded) == assumed
     measured = bounded._replace(max_context_len=1024.0)
-    assert with_share_on_kappa(assumed, steps, 2000, measured) == assumed
+    assert with_share_on_kappa(assumed, 500, 2000, measured) == assumed
     assert domain_warnings(steps, 2000, measured)[1].startswith("25.0 % of the steps had prefills over more")
     (rare,) = domain_warnings(StepsOutside(1, 0, 0, 0, 0, 0), 100_000, bounded)
     assert rare.startswith("1 of 100000 of the steps")

@@ -76,7 +76,10 @@ def write_run(folder: Path, n: int = 150) -> tuple[Path, Path]:
             "input_toks": int(prompts[i]),
             "output_toks": int(outputs[i]),
             "arrival_time": EPOCH + float(arrivals[i]),
-            **dict.fromkeys(("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"), ENGINE_CLOCK),
+            **dict.fromkeys(
+                ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"),
+                ENGINE_CLOCK + float(arrivals[i]),
+            ),
         }
         for i in range(n)
     ]
@@ -196,6 +199,20 @@ def edited(run: Path, folder: Path, ending: str, old: str, new: str) -> Path:
         ("meta.json", "bfloat16", "float16", r"a-meta\.json: engine_kwargs\.dtype: should be"),
         ("meta.json", '"num_gpu_blocks": 400', '"num_gpu_blocks": 1', r"kv_cache\.num_gpu_blocks: should be"),
         ("meta.json", "2026-08-20T", "", r"a-meta\.json: started_at: "),
+        ("requests.jsonl", '"queued_ts": 5000.0', '"queued_ts": -1', r":1: queued_ts: should be greater"),
+        ("requests.jsonl", '"queued_ts": 5000.0', '"queued_ts": 1e11', r":1: queued_ts: should be less"),
+        ("requests.jsonl", '"queued_ts": 5000.0', '"queued_ts": 6e3', r":1: scheduled_ts: .* before queued"),
+        ("requests.jsonl", '"scheduled_ts": ', '"scheduled_ts": 9', r":1: first_token_ts: .* before sched"),
+        ("requests.jsonl", '"first_token_ts": ', '"first_token_ts": 9', r":1: last_token_ts: .* before fir"),
+        ("requests.jsonl", '"input_toks": ', '"input_toks": 9999999', r":1: input_toks: should be less"),
+        ("requests.jsonl", '"output_toks": ', '"output_toks": 9999', r":1: input_toks, output_toks: .* 8192"),
+        ("requests.jsonl", "{", "[" * 100_000 + "{", r"a-requests\.jsonl:1: not valid JSON"),
+        ("meta.json", '"num_gpu_blocks": 400', '"num_gpu_blocks": 9e9', r"num_gpu_blocks: should be"),
+        ("meta.json", '_blocks": 400', '_blocks": 2147483649', r"kv_cache\.num_gpu_blocks: should be less"),
+        ("meta.json", '"max_num_seqs": 32', '"max_num_seqs": 1048577', r"\.max_num_seqs: should be less"),
+        ("meta.json", '_tokens": 1024', '_tokens": 1048577', r"max_num_batched_tokens: should be less"),
+        ("meta.json", '"block_size": 16', '"block_size": 1048577', r"\.block_size: should be less"),
+        ("meta.json", '_threshold": 0', '_threshold": -1', r"token_threshold: should be greater"),
         ("timeseries.csv", "3,2,50", "3,x,50", r"a-timeseries\.csv:2: waiting: should be"),
         ("timeseries.csv", "waiting", "wait", r"a-timeseries\.csv:2: waiting: .*required"),
     ],
@@ -209,6 +226,29 @@ def test_bad_files_are_told_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_request_is_queued_after_it_arrived(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """By clocks that the first request sets against each other, and that may drift by a second."""
+    rows = [json.loads(line) for line in files[1].read_text().splitlines()]
+    (tmp_path / "a-meta.json").write_text(json.dumps(META))
+    late = rows[7]["arrival_time"] + (rows[7]["queued_ts"] - rows[0]["queued_ts"])
+    late -= rows[7]["arrival_time"] - rows[0]["arrival_time"]
+    for jitter, refused in ((0.9, False), (1.1, True)):
+        rows[7]["arrival_time"] = late + jitter
+        write_rows(tmp_path / "a-requests.jsonl", rows)
+        if refused:
+            with pytest.raises(InputError, match=r"a-requests\.jsonl:8: queued_ts: is 1\.1 s before"):
+                read_run(tmp_path / "a-requests.jsonl")
+        else:
+            assert len(read_run(tmp_path / "a-requests.jsonl").prompt_len) == len(rows)
+
+
+def test_tp_divides_the_heads(files: tuple[Path, Path], tmp_path: Path) -> None:
+    run = edited(files[1], tmp_path, "meta.json", '"tensor_parallel_size": 1', '"tensor_parallel_size": 3')
+    said = r"a-meta\.json: engine_kwargs\.tensor_parallel_size: 3 does not divide the 32 heads"
+    with pytest.raises(InputError, match=said):
+        fit_run(files[0], run, GPU, MODEL, date="2026-11-29")
+
+
 def test_files_that_are_not_there(files: tuple[Path, Path], tmp_path: Path) -> None:
     load, run = files
     with pytest.raises(InputError, match=r"none-meta\.json: no such file, nor with \.gz"):
@@ -220,9 +260,12 @@ def test_files_that_are_not_there(files: tuple[Path, Path], tmp_path: Path) -> N
     with pytest.raises(InputError, match=r"a run is named by its file NAME-requests\.jsonl"):
         read_run(load)
     (tmp_path / "c-meta.json").write_text(json.dumps(META))
-    (tmp_path / "c-requests.jsonl.gz").write_bytes(b"\x1f\x8b\x08")
-    with pytest.raises(InputError, match=r"c-requests\.jsonl\.gz: cannot be read: not a whole gzip file"):
-        read_run(tmp_path / "c-requests.jsonl.gz")
+    damaged = bytearray(gzip.compress(run.read_bytes()))
+    damaged[40:60] = bytes(20)
+    for content in (b"\x1f\x8b\x08", bytes(damaged)):
+        (tmp_path / "c-requests.jsonl.gz").write_bytes(content)
+        with pytest.raises(InputError, match=r"c-requests\.jsonl\.gz: cannot be read: not a whole gzip file"):
+            read_run(tmp_path / "c-requests.jsonl.gz")
 
 
 def test_what_does_not_go_together(files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -138,6 +138,8 @@ def test_the_time_is_linear_in_the_block_size_and_never_negative() -> None:
     assert [time(size, points) for size in (8, 16, 24, 48, 128)] == [0.5, 1.0, 1.5, 4.0, 14.0]
     assert time(1, {16: 1.0, 32: 3.0}) == 0.0
     assert time(512, {16: 1.5}) == 1.5
+    both = FrontEnd(hash_us_per_block={"sha256": {16: 1.0}, "xxhash": {16: 3.0}})
+    assert [hash_time_us(both, algo, 16, "any") for algo in ("sha256", "xxhash")] == [1.0, 3.0]
 
 
 def test_without_caching_nothing_is_hashed(tmp_path: Path) -> None:

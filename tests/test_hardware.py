@@ -117,7 +117,7 @@ def test_what_is_wrong_with_a_model(tmp_path: Path, old: str, new: str, message:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="none.yaml: cannot be read"):
         load_gpu(str(tmp_path / "none.yaml"))
-    with pytest.raises(InputError, match="mine.yaml: should be a mapping of fields"):
+    with pytest.raises(InputError, match="mine.yaml:1: the GPU should be a mapping of fields"):
         load_gpu(written(tmp_path, "3\n"))
 
 

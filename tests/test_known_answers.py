@@ -13,10 +13,11 @@ from simulation import APART, Run, Segments, engine, in_order, linear, prompts, 
 
 from sim.blocks import FREE
 from sim.chains import NODES_USED, ChainTree
+from sim.clients import arrivals
 from sim.clock import Clock
 from sim.columns import B, K, N
 from sim.core import EngineConfig
-from sim.engine import Engine, Records, arrivals
+from sim.engine import Engine, Records
 from sim.request import Batch
 from sim.verify.manager import forget, reset_prefix_cache
 from workloads import FourteenTokens, SharedPrefix, Trace

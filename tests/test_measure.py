@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import importlib.util
 import os
 import subprocess
@@ -22,7 +23,7 @@ from sim.errors import InputError
 from sim.hardware import load_model
 from sim.hashing import ALGORITHMS
 from sim.measure import hash as hash_timing
-from sim.measure.csv_file import COLUMNS, append, measured, open_to_append
+from sim.measure.csv_file import COLUMNS, append, begin, measured, open_to_append
 from sim.measure.grid import CPU, CUDA, Grid, Point, points
 from sim.measure.timing import Timing, timing
 
@@ -122,6 +123,7 @@ def test_percentiles_of_repeats() -> None:
 
 def fill(path: Path, wanted: list[Point]) -> None:
     with open_to_append(path) as file:
+        begin(file)
         for point in wanted:
             append(file, point, TIME, ABOUT)
 
@@ -147,6 +149,51 @@ def test_a_half_written_last_line_is_dropped(tmp_path: Path, tiny: Path, cut: in
     assert measured(path, wanted, "some device") == set(wanted[:-1])
     fill(path, wanted[-1:])
     assert path.read_bytes() == whole
+
+
+def test_a_line_cut_within_a_letter_is_dropped(tmp_path: Path, tiny: Path) -> None:
+    path, wanted = tmp_path / "t.csv", all_points(tiny, SMALL)
+    fill(path, wanted[:3])
+    whole = path.read_bytes()
+    path.write_bytes(whole + "gemm,Gerä".encode()[:-1])
+    assert measured(path, wanted, "some device") == set(wanted[:3])
+    fill(path, [])
+    assert path.read_bytes() == whole
+
+
+def test_one_measure_at_a_time(tmp_path: Path, tiny: Path) -> None:
+    """The second is told so before it reads or cuts what the first has half-written."""
+    pytest.importorskip("fcntl")
+    path, wanted = tmp_path / "t.csv", all_points(tiny, SMALL)
+    with open_to_append(path) as file:
+        begin(file)
+        append(file, wanted[0], TIME, ABOUT)
+        file.write(b"gemm,half a r")
+        before = path.read_bytes()
+        status, said = cli("--cpu-hash", "--out", path)
+        assert status == 2 and said.count("\n") == 1
+        assert f"{path}: another measure is writing it" in said
+        assert path.read_bytes() == before
+    assert cli("--cpu-hash", "--out", path)[0] == 0
+
+
+def test_a_full_disk_is_told_and_leaves_no_empty_file(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, wanted = tmp_path / "t.csv", all_points(tiny, SMALL)
+    fill(tmp_path / "there.csv", wanted[:2])
+    before = (tmp_path / "there.csv").read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    status, said = cli("--cpu-hash", "--out", path)
+    told = f"prefixsim: {path}: cannot be written: No space left on device; free some there; "
+    assert status == 2 and said.startswith(told) and said.count("\n") == 1
+    assert not path.exists()
+    assert cli("--cpu-hash", "--out", tmp_path / "there.csv")[0] == 2
+    assert (tmp_path / "there.csv").read_bytes().startswith(before)
 
 
 def test_a_half_written_header_is_written_again(tmp_path: Path, tiny: Path) -> None:
@@ -206,7 +253,8 @@ def test_hashes_are_timed_by_algorithm_and_block_size(
     monkeypatch.setattr(hash_timing, "REPEATS", 9)
     path = tmp_path / "t.csv"
     status, said = cli("--cpu-hash", "--out", path)
-    assert (status, said) == (0, f"prefixsim: {path}: 20 points timed, 0 there before, 0 skipped\n")
+    told = f"prefixsim: {path}: 20 points timed, 0 there before, 0 skipped"
+    assert (status, said.splitlines()[0]) == (0, told)
     us = {(row["algorithm"], int(row["block_size"])): float(row["latency_us"]) for row in rows(path)}
     assert set(us) == {(algorithm, size) for algorithm in ALGORITHMS for size in (16, 32, 64, 128, 256)}
     for algorithm in ALGORITHMS:
@@ -238,6 +286,9 @@ def test_torch_is_asked_for_in_one_line(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--cpu-hash", "--device", "cpu"], "--cpu-hash goes with --out only"),
+        (["--cpu-hash", "--tp", "1"], "--cpu-hash goes with --out only"),
+        (["--cpu-hash", "--kv", "bf16"], "--cpu-hash goes with --out only"),
         ([], "give either --model, as in --model llama-3.1-8b, or --cpu-hash"),
         (["--cpu-hash", "--model", "llama-3.1-8b"], "give either --model"),
         (["--model", "lama-3.1-8b"], "did you mean llama-3.1-8b?"),
@@ -258,10 +309,36 @@ def test_a_mixture_of_experts_is_refused(tmp_path: Path, tiny: Path) -> None:
     assert status == 2 and "tiny is a mixture of experts" in text and text.count("\n") == 1
 
 
-def test_a_tp_that_does_not_divide_the_heads_is_refused(tmp_path: Path, tiny: Path) -> None:
-    pytest.importorskip("torch")
-    status, text = cli("--device", "cpu", "--model", tiny, "--tp", "3", "--out", tmp_path / "t.csv")
-    assert status == 2 and "tp 3 does not divide the 4 heads of tiny" in text and text.count("\n") == 1
+@pytest.mark.parametrize("tp", ["3", "0", "-1", "1000000000"])
+def test_a_tp_that_does_not_divide_the_heads_is_refused(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, tp: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # torch is not looked for before
+    status, text = cli("--device", "cpu", "--model", tiny, "--tp", tp, "--out", tmp_path / "t.csv")
+    assert status == 2 and f"tp {tp} does not divide the 4 heads of tiny" in text and text.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--cpu-hash"], ["--device", "cpu", "--model", "tiny.yaml"]])
+def test_what_is_no_file_is_not_written(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    for out, told in (("/dev/null", "no regular file"), (".", "is a folder"), ("no/t.csv", "no folder")):
+        status, said = cli(*words, "--out", out)
+        assert status == 2 and told in said and said.count("\n") == 1
+    status, said = cli("--device", "cpu", "--model", tiny, "--out", tiny)
+    assert status == 2 and "is a file that is read" in said and tiny.read_text() == TINY
+
+
+def test_noisy_points_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([Timing(2.0, 1.0, 2.1, 9)] * 3 + [Timing(2.0, 1.0, 2.0, 9)] * 17)
+    monkeypatch.setattr(sim.measure, "time_hash", lambda point: next(times))
+    status, said = cli("--cpu-hash", "--out", tmp_path / "t.csv")
+    assert status == 0 and "3 of 20 points are too noisy to trust" in said.splitlines()[1]
+    assert "a quiet machine helps" in said
+    monkeypatch.setattr(sim.measure, "time_hash", lambda point: Timing(2.0, 1.0, 2.0, 9))
+    assert "too noisy" not in cli("--cpu-hash", "--out", tmp_path / "quiet.csv")[1]
 
 
 def test_a_missing_gpu_is_told(tmp_path: Path, tiny: Path) -> None:

@@ -8,6 +8,7 @@ from sim.errors import InputError
 from sim.hardware import Dtype, load_gpu, load_model, shipped
 from sim.memory import (
     GIB,
+    OTHER_BYTES,
     PoolSize,
     activation_bytes,
     kv_bytes_per_token,
@@ -101,6 +102,13 @@ def test_what_is_split_and_what_is_copied() -> None:
     assert padded_vocab_size(wide) == 128_320
     grown = weight_bytes(wide, tp=1, weights="bf16") - weight_bytes(dense, tp=1, weights="bf16")
     assert grown == 64 * 2 * dense.hidden_size * 2
+    table = dense.vocab_size * dense.hidden_size
+    update = {"tied_embeddings": True, "num_parameters": dense.num_parameters - table}
+    tied = weight_bytes(dense.model_copy(update=update), tp=1, weights="fp8")
+    assert tied == weight_bytes(dense, tp=1, weights="fp8") - 2 * table  # one table, in bf16
+    odd = dense.model_copy(update={"num_parameters": dense.num_parameters + 1})
+    more = [weight_bytes(one, tp=2, weights="fp8") for one in (dense, odd)]
+    assert more[1] == more[0] + 1  # no half bytes
 
 
 def test_activations_take_the_larger_of_the_mlp_and_the_sampler() -> None:
@@ -115,7 +123,12 @@ def test_activations_take_the_larger_of_the_mlp_and_the_sampler() -> None:
     assert peak("llama-3.1-8b", 8192, 1024, tp=8) == hidden + 1024 * 128_256 * 6  # whole logits on each
     assert peak("llama-3.1-8b", 64, 1024) == 2 * 64 * 4096 * 2 + 64 * 128_256 * 6
     experts = 8 * (2048 + 768)  # a token's outputs, and its activations
-    assert peak("qwen3-30b-a3b", 8192, 8) == 2 * 8192 * moe.hidden_size * 2 + 8192 * experts * 2
+    hidden = 2 * 8192 * moe.hidden_size * 2
+    assert peak("qwen3-30b-a3b", 8192, 8) == hidden + 8192 * experts * 2
+    wide = moe.model_copy(update={"moe_intermediate_size": 1536})  # whose product is the larger
+    for tp, experts in ((1, 8 * (2 * 1536 + 1536)), (2, 8 * (2048 + 768))):
+        held = activation_bytes(wide, tp=tp, max_num_batched_tokens=8192, max_num_seqs=8)
+        assert held == hidden + 8192 * experts * 2
 
 
 def test_against_start_up_logs() -> None:
@@ -134,6 +147,10 @@ def test_the_parts_add_up() -> None:
     rest = size.requested - size.weights - size.activations - size.other - size.graphs - size.kv_cache
     assert 0 <= rest < size.bytes_per_block == 16 * 131_072
     assert size.num_gpu_blocks // 4 == size_of(block_size=64).num_gpu_blocks
+    share = load_gpu("h100-sxm").memory_bytes * 0.92
+    assert share != int(share) and size.requested == int(share) + 1  # rounded up
+    assert [size_of(tp=tp).other for tp in (1, 2, 4)] == [OTHER_BYTES[0], OTHER_BYTES[1], OTHER_BYTES[1]]
+    assert OTHER_BYTES[0] < OTHER_BYTES[1]
 
 
 def test_the_measured_rtx_4090() -> None:
@@ -193,6 +210,15 @@ def test_heads_and_vocabulary_must_be_divisible_too() -> None:
                 max_num_seqs=256,
                 max_model_len=8192,
             )
+
+
+def test_the_columns_of_experts_must_be_divisible() -> None:
+    thin = load_model("qwen3-30b-a3b").model_copy(update={"moe_intermediate_size": 766})
+    with pytest.raises(InputError, match="tp 4 does not divide the 766 MLP columns of qwen3-30b-a3b"):
+        num_gpu_blocks(
+            thin, load_gpu("h100-sxm"), tp=4, block_size=16, gpu_memory_utilization=0.9, weights="bf16",
+            kv_dtype="bf16", max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=8192,
+        )  # fmt: skip
 
 
 def test_the_pool_must_hold_one_request_and_the_null_block() -> None:

@@ -221,7 +221,7 @@ def test_without_chunking_no_longer_prompt_than_the_budget(tmp_path: Path) -> No
     [
         (["model=llama-3.1-8", "cost=null"], "llama-3.1-8b"),
         (["gpu=h100", "cost=null"], "h100-sxm"),
-        (["cost=h100-sxm/llama-3.1-8b_tp1"], "h100-sxm/llama-3.1-8b_tp1_bf16"),
+        (["cost=h100-sxm/llama-3.1-8b_tp1"], "h100-sxm/llama-3.1-8b_tp1_"),
         (["cost=none.yaml"], "none.yaml"),
         (["engine.num_gpu_blocks=auto", "engine.gpu_memory_utilization=0.1"], "gpu_memory_utilization"),
     ],

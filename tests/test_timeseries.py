@@ -14,7 +14,7 @@ from sim.cli import app
 from sim.core import EngineConfig
 from sim.cost import linear_cost
 from sim.request import make_batch
-from sim.timeseries import FIRST_INTERVAL, SAMPLES, time_series
+from sim.timeseries import FIRST_INTERVAL, LATEST, SAMPLES, time_series
 
 NAMES = [
     "time", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_evictions",
@@ -106,6 +106,14 @@ def test_idle_time_is_bounded_memory() -> None:
     assert np.log2(result.totals.samples.interval) % 1 == 0
     assert (series["num_requests_running"][1:] == 0).all()
     assert series["num_scheduled_tokens"][1:].tolist() == [4] * (len(series["time"]) - 1)
+
+
+def test_no_samples_after_the_latest_instant() -> None:
+    series = series_of(lone([0.0, 3 * LATEST]), engine())
+    assert LATEST / 2 < series["time"][-1] <= LATEST
+    assert len(lone([LATEST]).totals.samples.table) == 1
+    for arrival in (2 * LATEST, 1e300):  # whose instant no int64 counts
+        assert len(lone([arrival]).totals.samples.table) == 0
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])

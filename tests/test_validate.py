@@ -14,18 +14,23 @@ import pytest
 from typer.testing import CliRunner
 
 from sim._jit import entry, jit_disabled
+from sim.calibrate import fit as fits
 from sim.calibrate.bars import Bar
+from sim.calibrate.build import KAPPA_OF
+from sim.calibrate.measured_run import Ticks
 from sim.calibration import FitError, load_calibration
 from sim.cli import app
 from sim.cost import compile_cost, gpu_time, linear_cost
 from sim.errors import InputError
-from sim.hardware import shipped
+from sim.hardware import load_gpu, load_model, shipped
+from sim.memory import num_gpu_blocks
 from sim.validate import (
     closed_form,
     components,
     context,
     page,
     pool_sizes,
+    rtx4090,
     silicon,
     silicon_page,
     single_request,
@@ -136,6 +141,16 @@ def test_evaluating_a_step_takes_less_than_a_microsecond() -> None:
     assert check.met
 
 
+@pytest.mark.parametrize(("nanoseconds", "met"), [(999.0, True), (1001.0, False)])
+def test_the_bar_of_a_step_is_in_microseconds(
+    nanoseconds: float, met: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_speed, "jit_disabled", lambda: False)
+    monkeypatch.setattr(step_speed, "step_time_ns", lambda name: nanoseconds)
+    (check,) = step_speed.section().checks
+    assert check.met is met and check.reached.startswith("under" if met else "1 us or more")
+
+
 # ---------------------------------------------------------------- prefill over context
 
 
@@ -155,10 +170,20 @@ def test_the_bar_of_prefill_over_context() -> None:
 def test_without_context_rows_the_bar_is_far_away() -> None:
     points = vidur()
     unseen = points[(points.c > 0) & ~context._seen(points)]
-    (_, best), *others = context.fits(points)
-    assert np.abs(context.context_errors(best, unseen)).mean() <= context.BAR
+    (_, best), _, (_, a100), *others = context.fits(points)
+    for known in (best, a100):
+        assert np.abs(context.context_errors(known, unseen)).mean() <= context.BAR
     for _, other in others:
         assert np.abs(context.context_errors(other, unseen)).mean() > 2 * context.BAR
+
+
+def test_the_kappa_of_the_a100_is_that_of_the_few_context_points() -> None:
+    """Through the points without context and the four with it, and no cost of context length alone."""
+    points = vidur()
+    few = points[(points.c == 0) | context._seen(points)]
+    terms, times = fits._prefill_terms(few)[:, :4], few.latency_us.to_numpy(np.float64)
+    _, _, a2, cross = fits._fit_linear(terms, times, fits.PREFILL_BAND)
+    assert a2 / cross == pytest.approx(KAPPA_OF["a100-sxm"], abs=0.01)
 
 
 def test_four_context_points_are_in_the_fit_and_none_of_them_in_the_test() -> None:
@@ -195,7 +220,8 @@ def silicon_rows() -> pd.DataFrame:
 
 @cache
 def all_simulated() -> dict[str, Check]:
-    return {check.what: check for check in silicon_page.checks(silicon.simulated(silicon_rows(), "fp8"))}
+    found = silicon.simulated(silicon_rows(), "fp8")
+    return {check.what: check for check in silicon_page.checks(found, found)}
 
 
 def test_the_measured_rows() -> None:
@@ -221,6 +247,18 @@ def test_a_row_runs_as_the_benchmark_did() -> None:
     blocks = silicon.scenario("h200-sxm", 2, 8192, 1024, 16, "bf16").engine.num_gpu_blocks
     assert isinstance(engine.num_gpu_blocks, int) and isinstance(blocks, int)
     assert blocks == engine.num_gpu_blocks // 2
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
+def test_a_row_has_the_pool_of_its_release(kv_dtype: Any) -> None:
+    """At tp 8 the sampler of 64 sequences holds more than the MLP does."""
+    size = num_gpu_blocks(
+        load_model("llama-3.1-70b"), load_gpu("h100-sxm"), tp=8, block_size=16, gpu_memory_utilization=0.9,
+        weights="fp8", kv_dtype=kv_dtype, max_num_batched_tokens=8192, max_num_seqs=64, max_model_len=10_240,
+        cuda_graph_estimate=False, sampler_bytes=38,
+    )  # fmt: skip
+    engine = silicon.scenario("h100-sxm", 8, 1024, 1024, 64, kv_dtype).engine
+    assert engine.num_gpu_blocks == size.num_gpu_blocks
 
 
 def test_eight_rows_of_few_users_within_the_bar() -> None:
@@ -260,10 +298,33 @@ def test_a_saturated_row_may_be_off_by_a_factor_either_way() -> None:
     found = pd.concat([synthetic(30.0, 1.2).assign(gpu=gpu) for gpu in silicon_page.GPUS], ignore_index=True)
     for simulated, met in ((2001.0, True), (1999.0, False), (7999.0, True), (8001.0, False)):
         full = pd.DataFrame([{**found.iloc[0].to_dict(), "ttft_ms": 4000.0, "sim_ttft_ms": simulated}])
-        checks = silicon_page.checks(pd.concat([found, full], ignore_index=True))
+        both = pd.concat([found, full], ignore_index=True)
+        checks = silicon_page.checks(both, both)
         assert checks[-1].met is met, simulated
         assert all(check.met for check in checks[4:-1])  # a saturated row is in no other bar
     assert tuple(check.what for check in checks)[1:] == silicon_page.BARS[1:]
+
+
+def test_errors_are_pooled_over_all_rows_and_do_not_cancel() -> None:
+    """Each GPU with a line of its own; the H100's held-out rows count twice, and are off by half."""
+    parts = []
+    for gpu, offset in zip(silicon_page.GPUS, (10.0, 30.0, 50.0), strict=True):
+        one = synthetic(offset, 1.2).assign(gpu=gpu, sim_tpot_ms=[9.0, 11.0] * 3)
+        if gpu == "h100-sxm":
+            held_out = one[one.tp.isin(silicon_page.TESTED_TP)]
+            one = pd.concat([one, held_out])
+            slower = one.tp.isin(silicon_page.TESTED_TP)
+            one["ttft_ms"] = one.ttft_ms.where(~slower, 2 * one.ttft_ms)
+        parts.append(one)
+    found = pd.concat(parts, ignore_index=True)
+    full = found.iloc[[0]].assign(ttft_ms=4000.0, sim_ttft_ms=4000.0, sim_tpot_ms=1e6)  # saturated
+    both = pd.concat([found, full], ignore_index=True)
+    reached = {check.what: check.reached for check in silicon_page.checks(both, both)}
+    assert reached["silicon TPOT, 20 rows"] == "10.00 %"
+    assert [reached[f"silicon TPOT, {gpu}"] for gpu in silicon_page.GPUS] == ["10.00 %"] * 3
+    assert reached["silicon mean TTFT, TP held out"] == "25.00 %"  # 4 of 8 rows, not one GPU of three
+    each = [reached[f"silicon mean TTFT, TP held out, {gpu}"] for gpu in silicon_page.GPUS]
+    assert each == ["0.00 %", "50.00 %", "0.00 %"]
 
 
 # ---------------------------------------------------------------- measured paces
@@ -322,6 +383,17 @@ def test_the_run_on_an_rtx_4090_has_its_bars() -> None:
     ]  # fmt: skip
     assert all(check.met for check in section.checks)
     assert set(section.figures) == {"rtx4090_ttft.png", "rtx4090_curves.png"}
+
+
+def test_curves_that_cross_are_apart() -> None:
+    one, two = np.array([1.0, 3.0]), np.array([3.0, 1.0])
+    ticks = Ticks(np.array([0.0, 1.0]), one, one, one / 10)
+    series = {"num_requests_running": two, "num_requests_waiting": one, "kv_cache_usage_perc": two / 10}
+    retold: Any = rtx4090.Retold(None, ticks, {}, series)  # type: ignore[arg-type]
+    assert [(curve.measured, curve.simulated) for curve in rtx4090.curves(retold)] == [
+        pytest.approx(means) for means in ((2.0, 2.0), (2.0, 2.0), (20.0, 20.0))
+    ]
+    assert [curve.difference for curve in rtx4090.curves(retold)] == pytest.approx([2.0, 0.0, 20.0])
 
 
 def test_every_recorded_pool_is_shown() -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import tracemalloc
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from batches import SEED, make, peak_memory, rows, same, whole
 from pydantic import TypeAdapter, ValidationError
 
 from sim.request import Batch
 from workloads import AnyWorkload, FourteenTokens, SharedPrefix
 from workloads.base import Workload
 
-SEED = np.random.SeedSequence(7)
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("*.yaml"))
 DRAWN = {
     "num_groups": 20,
@@ -31,35 +30,8 @@ DRAWN = {
 }
 
 
-def make(spec: dict[str, Any]) -> Workload:
-    return TypeAdapter[Any](AnyWorkload).validate_python(spec)
-
-
 def shared(**fields: Any) -> Workload:
     return make({"kind": "shared_prefix", "num_requests": 300, **DRAWN, **fields})
-
-
-def whole(workload: Workload, block_size: int = 16) -> Batch:
-    """All batches as one."""
-    parts = list(workload.batches(SEED, block_size))
-    assert all(len(part.prompt_len) <= workload.chunk_size for part in parts)
-    joined = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in Batch._fields
-        if name != "segment_start"
-    }
-    starts, base = [np.zeros(1, np.int64)], 0
-    for part in parts:
-        starts.append(part.segment_start[1:] + base)
-        base += len(part.segment_id)
-    return Batch(segment_start=np.concatenate(starts), **joined)
-
-
-def rows(batch: Batch) -> list[list[tuple[int, int]]]:
-    """Each request's segments as (id, length)."""
-    pairs = list(zip(batch.segment_id.tolist(), batch.segment_len.tolist(), strict=True))
-    start = batch.segment_start
-    return [pairs[a:b] for a, b in pairwise(start)]
 
 
 def test_fourteen_tokens_share_ten() -> None:
@@ -163,12 +135,6 @@ def test_all_at_once_and_closed_loop() -> None:
     assert list(islice(constant.think_times(SEED), 3)) == [2.0] * 3
 
 
-def same(one: Batch, other: Batch, but: tuple[str, ...] = ()) -> bool:
-    return all(
-        np.array_equal(getattr(one, name), getattr(other, name)) for name in Batch._fields if name not in but
-    )
-
-
 def test_streams_stand_apart() -> None:
     base = whole(shared())
     assert same(base, whole(shared()))
@@ -222,16 +188,9 @@ def test_more_requests_leave_the_earlier_ones() -> None:
 
 
 def test_memory_does_not_grow() -> None:
-    def peak(n: int) -> int:
-        tracemalloc.start()
-        for _ in shared(num_requests=n).batches(SEED, 16):
-            pass
-        _, top = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        return top
-
-    peak(10_000)
-    assert peak(200_000) < 1.1 * peak(20_000)
+    peak_memory(shared(num_requests=10_000))
+    few, many = shared(num_requests=20_000), shared(num_requests=200_000)
+    assert peak_memory(many) < 1.1 * peak_memory(few)
 
 
 @pytest.mark.parametrize(

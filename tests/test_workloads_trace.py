@@ -343,10 +343,13 @@ def test_files_that_are_no_trace(tmp_path: Path) -> None:
             batches(str(tmp_path / "empty"))
     with pytest.raises(WorkloadError, match=r"line 1: the format is unknown \(fields: 'a'\)"):
         batches(write(tmp_path, {"a": 1}))
-    for junk in (b"\x00\x01\x02\xff" * 1000, b"\xfe\xff\x00a", b"PK\x03\x04\n\n", b"time,len\n1,2\n"):
+    for junk in (b"\x00\x01\x02\xff" * 1000, b"\xfe\xff\x00a", b"time,len\n1,2\n"):
         (tmp_path / "junk").write_bytes(junk)
         with pytest.raises(WorkloadError, match="line 1: not JSON"):
             batches(str(tmp_path / "junk"))
+    (tmp_path / "junk").write_bytes(b"PK\x03\x04\n\n")
+    with pytest.raises(WorkloadError, match="the npz is damaged"):
+        batches(str(tmp_path / "junk"))
 
 
 def test_damaged_gzip(tmp_path: Path) -> None:
@@ -364,10 +367,11 @@ def test_damaged_gzip(tmp_path: Path) -> None:
 
 def test_block_sizes_that_do_not_divide(tmp_path: Path) -> None:
     path = write(tmp_path, mooncake())
-    with pytest.raises(WorkloadError, match="48 does not divide: .* 1, 2, 4, 8, 16, 32, 64, 128, 256, 512$"):
+    with pytest.raises(WorkloadError, match="48 is neither .* 1, 2, 4, 8, 16, 32, 64, 128, 256, 512$"):
         batches(path, 48)
-    with pytest.raises(WorkloadError, match="1024 does not divide"):
-        batches(path, 1024)
+    with pytest.raises(WorkloadError, match="1025 is neither a part nor a multiple: .* multiple of 512"):
+        batches(path, 1025)
+    assert contents(batches(path, 1024)) == contents(batches(path, 512))
 
 
 @pytest.mark.parametrize(
@@ -380,7 +384,7 @@ def test_block_sizes_that_do_not_divide(tmp_path: Path) -> None:
         ({"arrival": "constant", "time_scale": 2.0}, "no effect"),
         ({"concurrency": 3, "time_scale": 2.0}, "clients set the pace"),
         ({"path": ""}, "at least 1 character"),
-        ({"format": "csv"}, "'auto'"),
+        ({"format": "tsv"}, "'auto'"),
     ],
 )
 def test_bad_fields(fields: dict[str, Any], says: str) -> None:

@@ -30,6 +30,11 @@ class Workload(Spec):
     def expected_requests(self) -> int | None:
         """The number of requests, where it is known before the first is made."""
 
+    @property
+    def tenant_names(self) -> tuple[str, ...]:
+        """The names of the tenants by number; empty where no request has one."""
+        return ()
+
     @abstractmethod
     def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
         """Yield the requests in arrival order, lazily: memory does not grow with their number.

@@ -1,10 +1,15 @@
-"""Segments: which tokens requests have in common, without any token."""
+"""Segments: which tokens requests have in common, without any token.
+
+Ids from 0 up name content that requests may share. Ids below 0 name a request's own content,
+which no other request ever names.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from sim.request import Batch, Floats, Ints, make_batch
 
@@ -39,19 +44,31 @@ def without_empty(start: Ints, ids: Ints, lens: Ints) -> tuple[Ints, Ints, Ints]
 
 
 def prefixed_batch(
-    arrival_time: Floats, group: Ints, prefix_len: Ints, suffix_len: Ints, output_len: Ints, own_id: Ints
+    arrival_time: Floats,
+    shared_id: Ints,
+    shared_len: Ints,
+    suffix_len: Ints,
+    output_len: Ints,
+    prefix_group: npt.ArrayLike,
+    first: int,
 ) -> Batch:
-    """Build requests of a prefix that their group shares, and an own rest (suffix and output).
+    """Build requests of s segments that others may have too, and an own rest (suffix and output).
 
-    The prefix is the segment with the group's number, the rest the segment `own_id`; all arrays
-    have one entry a request.
+    `shared_id` and `shared_len` have shape (n, s), all others one entry a request; `first` is the
+    number of the first request in its workload, which names the own segments.
     """
-    n = len(group)
-    ids, lens = np.empty((n, 2), np.int64), np.empty((n, 2), np.int64)
-    ids[:, 0], ids[:, 1] = group, own_id
-    lens[:, 0], lens[:, 1] = prefix_len, suffix_len + output_len
-    start = np.arange(0, 2 * n + 1, 2)
+    n, s = shared_id.shape
+    ids, lens = np.empty((n, s + 1), np.int64), np.empty((n, s + 1), np.int64)
+    ids[:, :s], ids[:, s] = shared_id, own_ids(first, n)
+    lens[:, :s], lens[:, s] = shared_len, suffix_len + output_len
+    start = np.arange(0, (s + 1) * n + 1, s + 1)
     start, flat_ids, flat_lens = without_empty(start, ids.ravel(), lens.ravel())
+    prompt_len = shared_len.sum(axis=1) + suffix_len
     return make_batch(
-        arrival_time, prefix_len + suffix_len, output_len, start, flat_ids, flat_lens, prefix_group=group
+        arrival_time, prompt_len, output_len, start, flat_ids, flat_lens, prefix_group=prefix_group
     )
+
+
+def own_ids(first: int, n: int) -> Ints:
+    """Return the ids of n requests' own segments, which no other request has: -1 - first, and down."""
+    return np.arange(-1 - first, -1 - first - n, -1)

@@ -46,10 +46,11 @@ class FourteenTokens(Workload, Arrivals):
             n = len(times)
             yield prefixed_batch(
                 times,
-                group=np.zeros(n, np.int64),
-                prefix_len=np.full(n, self.shared_len),
+                shared_id=np.zeros((n, 1), np.int64),
+                shared_len=np.full((n, 1), self.shared_len),
                 suffix_len=np.full(n, self.prompt_len - self.shared_len),
                 output_len=self.output_len.draw(outputs, n),
-                own_id=np.arange(done + 1, done + n + 1),
+                prefix_group=0,
+                first=done,
             )
             done += n

@@ -1,4 +1,4 @@
-"""JSONL traces as columns: the file is read in chunks, plain or gzipped.
+"""Mooncake JSONL and JSONL of segments: lines to columns.
 
 A chunk goes through Arrow's parser in one call. Whatever Arrow refuses, or takes more generously
 than we do, goes line by line through the json module, which either understands it or names the line.
@@ -6,109 +6,57 @@ than we do, goes line by line through the json module, which either understands 
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
-from collections.abc import Callable, Iterator
-from io import BufferedReader
-from itertools import islice
+from collections.abc import Callable, Sequence
 from operator import itemgetter
-from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, cast
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import json as arrow_json
 
-from sim.request import Floats, Ints
 from workloads.errors import WorkloadError
+from workloads.trace_file import parse_object, short
+from workloads.trace_rows import Layout, Rows
 
-Format = Literal["mooncake", "segments"]
+Kind = Literal["mooncake", "segments"]
 
 # The fields that say when and what, by format; `input_length` and `output_length` stand in both.
-TIME: dict[Format, str] = {"mooncake": "timestamp", "segments": "arrival_time"}
-CONTENT: dict[Format, str] = {"mooncake": "hash_ids", "segments": "segments"}
+TIME: dict[Kind, str] = {"mooncake": "timestamp", "segments": "arrival_time"}
+CONTENT: dict[Kind, str] = {"mooncake": "hash_ids", "segments": "segments"}
 NUMBERS, NAMES = ("block_size", "priority"), ("session_id", "cache_salt", "lora")
 OPTIONAL = NUMBERS + NAMES  # a name is a string or a whole number
 _ARROW_TYPES = {int: pa.int64(), str: pa.string()}
-
-
-class Rows(NamedTuple):
-    """Requests as they stand in the file: types are checked, values are not yet."""
-
-    line: Ints  # of each row in the file, from 1
-    time: Floats  # in the format's unit: mooncake ms, segments s
-    prompt_len: Ints
-    output_len: Ints
-    start: Ints  # n + 1 row starts into the two below
-    ids: npt.NDArray[Any]  # int64, or Python ints where one does not fit
-    lens: Ints | None  # tokens of each segment; None: the ids name blocks
-    optional: dict[str, list[Any]]  # those that stand in any row; None where a row has none
-
-
-def read_chunks(path: str, size: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield (number of lines before, at most `size` lines) through the file, gzipped or not.
-
-    Raises: WorkloadError for a file that is missing, empty, unreadable or cut off.
-    """
-    done = 0
-    lines: list[bytes] = []
-    try:
-        with Path(path).open("rb") as raw:
-            stream: IO[bytes] = raw
-            if raw.peek(2)[:2] == b"\x1f\x8b":  # what gzip begins with, whatever the file is called
-                stream = BufferedReader(cast(Any, gzip.GzipFile(fileobj=raw)), 1 << 17)
-            while True:
-                lines = []
-                lines.extend(islice(stream, size))  # keeps what came before an error
-                if not lines:
-                    break
-                yield done, lines
-                done += len(lines)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        where = f"{path}, after line {done + len(lines)}"
-        reason = str(error).rstrip(".").lower()
-        raise WorkloadError(f"{where}: the gzip data is damaged ({reason}): fetch the file again") from None
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise WorkloadError(f"{path}: cannot read the trace: {reason}: check workload.path") from None
+LAYOUT: dict[Kind, Layout] = {
+    "mooncake": Layout("timestamp", "input_length", "output_length", 1000.0),
+    "segments": Layout("arrival_time", "input_length", "output_length", 1.0, has_all_tokens=True),
+}
 
 
 class Parser:
-    """Turns lines of one file into Rows; `kind` is what the first row shows, unless it is given."""
+    """Turns lines of one file into Rows."""
 
-    def __init__(self, path: str, kind: Format | None) -> None:
+    def __init__(self, path: str, kind: Kind) -> None:
         self.path = path
         self.kind = kind
         self._begun = False
         self._types: dict[str, type] = {name: int if name in NUMBERS else str for name in OPTIONAL}
 
-    def parse(self, before: int, lines: list[bytes]) -> Rows:
+    def parse(self, before: int, lines: Sequence[bytes]) -> Rows:
         """Parse lines, of which the first is number `before` + 1; blank ones are skipped.
 
-        Remembers the format and the types of optional fields. Raises: WorkloadError naming the
-        first line that is not JSON, or where a field is missing or of a wrong type.
+        Remembers the types of optional fields. Raises: WorkloadError naming the first line that
+        is not JSON, or where a field is missing or of a wrong type.
         """
         if not self._begun:
             self._begin(before, lines)
         fast = self._parse_fast(before, lines) if self._begun else None
         return self._parse_slowly(before, lines) if fast is None else fast
 
-    def _begin(self, before: int, lines: list[bytes]) -> None:
-        """Learn the format, and the types of the optional fields, from the first row."""
+    def _begin(self, before: int, lines: Sequence[bytes]) -> None:
+        """Learn the types of the optional fields from the first row."""
         for number, line in enumerate(lines, before + 1):
             if line.strip():
                 row = self._object(number, line)
-                found: list[Format] = [kind for kind, field in CONTENT.items() if field in row]
-                if self.kind is None and len(found) != 1:
-                    fields = ", ".join(map(repr, list(row)[:8])) or "none"
-                    raise self._error(
-                        number,
-                        f"the format is unknown (fields: {fields})",
-                        "a row has hash_ids (mooncake) or segments (segments)",
-                    )
-                self.kind = self.kind or found[0]
                 self._learn({name: [row.get(name)] for name in OPTIONAL})
                 self._begun = True
                 return
@@ -119,9 +67,8 @@ class Parser:
             if kinds and name in NAMES:
                 self._types[name] = kinds.pop()
 
-    def _parse_fast(self, before: int, lines: list[bytes]) -> Rows | None:
+    def _parse_fast(self, before: int, lines: Sequence[bytes]) -> Rows | None:
         """Parse by Arrow; None where the lines need a closer look."""
-        assert self.kind is not None
         block = b"".join(lines)
         n = len(lines)
         if bytes(map(itemgetter(0), lines)).count(b"{") < n:  # one object a line, so that numbers hold
@@ -167,9 +114,9 @@ class Parser:
         time, prompt, output = (column.to_numpy() for column in columns[:3])
         return Rows(np.arange(before + 1, before + n + 1), time, prompt, output, start, ids, lens, optional)
 
-    def _parse_slowly(self, before: int, lines: list[bytes]) -> Rows:
+    def _parse_slowly(self, before: int, lines: Sequence[bytes]) -> Rows:
         """Parse line by line: raises the error that says what is wrong where."""
-        kind = self.kind or "mooncake"  # without any row it does not matter
+        kind = self.kind
         numbers: list[int] = []
         columns: list[list[Any]] = [[], [], []]
         counts: list[int] = []
@@ -180,9 +127,9 @@ class Parser:
                 continue
             row = self._object(number, line)
             numbers.append(number)
-            columns[0].append(self._field(row, TIME[kind], number, _real, "a finite number"))
+            columns[0].append(self._field(row, TIME[kind], number, is_real, "a finite number"))
             for column, name in zip(columns[1:], ("input_length", "output_length"), strict=True):
-                column.append(self._field(row, name, number, _whole, "a whole number"))
+                column.append(self._field(row, name, number, is_whole, "a whole number"))
             wanted, check = (
                 ("a list of whole numbers of at most 64 bits", _all_ids)
                 if kind == "mooncake"
@@ -195,9 +142,9 @@ class Parser:
                 value = row.get(name)
                 if value is not None:
                     if name in NUMBERS:
-                        self._field(row, name, number, _whole, "a whole number")
+                        self._field(row, name, number, is_whole, "a whole number")
                     else:
-                        self._field(row, name, number, _name, "a string or a whole number")
+                        self._field(row, name, number, is_name, "a string or a whole number")
                 optional[name].append(value)
         self._learn(optional)
         flat, lens = ids, None
@@ -216,15 +163,7 @@ class Parser:
         )
 
     def _object(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            text = line[:40].decode("utf-8", "replace").strip()
-            reason = str(error).partition(":")[0]
-            raise self._error(number, f"not JSON ({reason}): {text!r}", "mend or delete the line") from None
-        if not isinstance(row, dict):
-            raise self._error(number, f"not a JSON object but {_short(row)}", "a line is {…}")
-        return row
+        return parse_object(f"{self.path}, line {number}", line)
 
     def _field(
         self, row: dict[str, Any], name: str, number: int, check: Callable[[Any], bool], wanted: str
@@ -233,32 +172,27 @@ class Parser:
             near = "; set workload.format if the trace is of another kind"
             raise self._error(number, f"{name} is missing", f"a row has {self._fields()}{near}")
         if not check(row[name]):
-            raise self._error(number, f"{name} is {_short(row[name])}", f"it must be {wanted}")
+            raise self._error(number, f"{name} is {short(row[name])}", f"it must be {wanted}")
         return row[name]
 
     def _fields(self) -> str:
-        kind = self.kind or "mooncake"
+        kind = self.kind
         return f"{TIME[kind]}, input_length, output_length and {CONTENT[kind]}"
 
     def _error(self, number: int, problem: str, remedy: str) -> WorkloadError:
         return WorkloadError(f"{self.path}, line {number}: {problem}: {remedy}")
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
-
-
-def _whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
     return type(value) is int and -(2**63) <= value < 2**63
 
 
-def _real(value: Any) -> bool:
+def is_real(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e300  # False for NaN
 
 
-def _name(value: Any) -> bool:
-    return type(value) is str or _whole(value)
+def is_name(value: Any) -> bool:
+    return type(value) is str or is_whole(value)
 
 
 def _all_ids(value: Any) -> bool:
@@ -266,4 +200,4 @@ def _all_ids(value: Any) -> bool:
 
 
 def _all_pairs(value: Any) -> bool:
-    return type(value) is list and all(_all_ids(p) and len(p) == 2 and _whole(p[1]) for p in value)
+    return type(value) is list and all(_all_ids(p) and len(p) == 2 and is_whole(p[1]) for p in value)

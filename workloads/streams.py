@@ -16,6 +16,17 @@ class Stream(IntEnum):
     PREFIX_LEN = 3
     SUFFIX_LEN = 4
     OUTPUT_LEN = 5
+    RATE_STATES = 6
+    DOCUMENTS = 7
+    DOCUMENT_LEN = 8
+    DOCUMENT_ORDER = 9
+    EXAMPLES = 10
+    EXAMPLE_LEN = 11
+    TENANTS = 12
+    SESSIONS = 13
+    TURNS = 14
+    USER_LEN = 15
+    PAUSES = 16
 
 
 def generator(seed: np.random.SeedSequence, stream: Stream) -> np.random.Generator:

@@ -1,11 +1,11 @@
-"""Recorded traffic: Mooncake JSONL, and JSONL of segments."""
+"""Recorded traffic: the requests of a trace file."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
@@ -13,30 +13,44 @@ from pydantic import Field, PositiveInt, StringConstraints, model_validator
 from sim.request import Batch
 from workloads.arrivals import ClosedLoop, Rate
 from workloads.base import Workload
+from workloads.csv_rows import Columns
 from workloads.errors import WorkloadError, WorkloadWarning
 from workloads.lengths import MAX_LEN
+from workloads.prefix_model import PrefixModel
 
-DEFAULT_TRACE_BLOCK = 512  # tokens a hash id stands for, in the Mooncake traces
+if TYPE_CHECKING:
+    from workloads.trace_reader import TraceReader
 
 
 class Trace(Workload, ClosedLoop):
-    """The requests of a file, in file order.
+    """The requests of a file, plain or gzipped, in order of arrival.
 
-    `mooncake`: one object a line with `timestamp` (ms), `input_length`, `output_length` and
-    `hash_ids`, one id for each block of `trace_block_size` tokens of the prompt, the last of
-    which may be partial. `segments`: `arrival_time` (s), `input_length`, `output_length` and
-    `segments`, pairs [id, length] over prompt and output. Either may have `session_id`,
-    `cache_salt`, `lora` (strings or whole numbers; null: none) and `priority`; Mooncake rows also
-    `block_size`. Other fields are ignored. An `output_length` of 0 runs as 1, with a warning: an
-    engine emits at least one token.
+    `mooncake`: one JSON object a line with `timestamp` (ms), `input_length`, `output_length` and
+    `hash_ids`, one id for each block of `trace_block_size` tokens of the prompt; either every
+    file's last id may stand for a partial block, or partial blocks have none (the first row that
+    tells decides). `segments`: `arrival_time` (s), `input_length`, `output_length` and `segments`,
+    pairs [id, length] over prompt and output. Either may have `session_id`, `cache_salt`, `lora`
+    (strings or whole numbers; null: none) and `priority`; Mooncake rows also `block_size`. Other
+    fields are ignored.
+
+    `delta` (JSONL) and `npz`: recorded sessions, each with its own clock, see workloads/delta.py
+    and npz.py. Sessions start at `session_rate`, or all at 0.
+
+    `azure` and `csv`: times and lengths only; `prefix_model` says what is shared, else nothing is.
+
+    An output length of 0 runs as 1, with a warning: an engine emits at least one token.
     """
 
     kind: Literal["trace"] = "trace"
     path: Annotated[str, StringConstraints(min_length=1)]
-    format: Literal["auto", "mooncake", "segments"] = "auto"
+    format: Literal["auto", "mooncake", "segments", "delta", "npz", "azure", "csv"] = "auto"
+    columns: Columns | None = Field(None, description="of a CSV")
+    prefix_model: PrefixModel | None = Field(None, description="laid over a CSV, which names no prefixes")
+    skip_bad_lines: bool = Field(False, description="leave bad lines out and count them; false: refuse")
     trace_block_size: Annotated[int, Field(ge=1, le=MAX_LEN)] | None = Field(
-        None, description="tokens a hash id stands for; none: the rows' block_size, else 512"
+        None, description="tokens an id stands for; none: the rows' block_size, else 512 (mooncake) or 64"
     )
+    session_rate: Rate = Field(math.inf, description="sessions per second, Poisson; inf: all start at 0")
     limit: PositiveInt | None = Field(None, description="take only the first requests")
     time_scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="factor of the timestamps")
     arrival: Literal["trace", "constant"] = Field("trace", description="the file's times, or request_rate")
@@ -60,65 +74,46 @@ class Trace(Workload, ClosedLoop):
         """Not known before the file is read."""
 
     @property
-    def uses_file_times(self) -> bool:
+    def follows_file_times(self) -> bool:
         """Whether the file's times matter, and so must not decrease."""
         return self.arrival == "trace" and self.concurrency is None
 
     def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
-        # Here, so that those who only describe a workload need not wait for Arrow.
-        from workloads.jsonl import Parser, read_chunks
-        from workloads.trace_rows import BatchBuilder, check
-
-        parser = Parser(self.path, None if self.format == "auto" else self.format)
-        builder: BatchBuilder | None = None
-        block: int | None = None
-        done, last_time = 0, 0.0
-        for before, lines in read_chunks(self.path, self.chunk_size):
-            left = None if self.limit is None else self.limit - done
-            rows = parser.parse(before, lines[:left])
-            n = len(rows.line)
-            if n == 0:  # blank lines
-                continue
-            kind = parser.kind
-            assert kind is not None
-            if builder is None:
-                if kind == "mooncake":
-                    block = self._trace_block(rows.optional.get("block_size", [None])[0], block_size)
-                builder = BatchBuilder(block, self.output_len)
-            check(self.path, kind, rows, block, last_time if self._follows_file_times else None)
-            if self.concurrency is not None:
-                times = np.zeros(n)
-            elif self.arrival == "constant":
-                times = np.arange(done, done + n) / self.request_rate
-            else:
-                times = (rows.time / 1000 if kind == "mooncake" else rows.time) * self.time_scale
-            yield builder.build(rows, times)
-            done, last_time = done + n, float(rows.time[-1])
-            if done == self.limit:
-                break
-        if builder is None:
-            raise WorkloadError(f"{self.path}: the trace holds no requests: check workload.path")
-        if builder.empty_outputs:
+        reader = self.reader(seed)
+        for number, (_, batch) in enumerate(reader):
+            if number == 0:
+                self._check_block(reader.block, block_size)
+            yield batch
+        if reader.empty_outputs:
             warnings.warn(
-                f"{self.path}: {builder.empty_outputs} requests have output_length 0 and ran with 1 token",
+                f"{self.path}: {reader.empty_outputs} requests have output_length 0 and ran with 1 token",
+                WorkloadWarning,
+                stacklevel=2,
+            )
+        if reader.skipped.count:
+            warnings.warn(
+                f"{self.path}: {reader.skipped.count} bad {reader.layout.place}s were skipped; the first:"
+                f" {reader.skipped.first}",
                 WorkloadWarning,
                 stacklevel=2,
             )
 
-    @property
-    def _follows_file_times(self) -> bool:
-        return self.arrival == "trace" and self.concurrency is None
+    def reader(self, seed: np.random.SeedSequence) -> TraceReader:
+        """Open the file. Raises: WorkloadError if it is no trace, or not as the fields say."""
+        from workloads.trace_reader import (
+            TraceReader,  # with Arrow, for which those who describe need not wait
+        )
 
-    def _trace_block(self, recorded: int | None, block_size: int) -> int:
-        """Return the tokens a hash id stands for; `recorded` is what the first row says."""
-        block = self.trace_block_size or DEFAULT_TRACE_BLOCK
-        if self.trace_block_size is None and recorded is not None and 1 <= recorded <= MAX_LEN:
-            block = recorded
-        if block % block_size:
-            pairs = [(size, block // size) for size in range(1, math.isqrt(block) + 1) if block % size == 0]
-            valid = sorted({size for pair in pairs for size in pair})
-            raise WorkloadError(
-                f"{self.path}: its ids name blocks of {block} tokens, which {block_size} does not divide:"
-                f" set engine.block_size to one of {', '.join(map(str, valid))}"
-            )
-        return block
+        return TraceReader(self, seed)
+
+    def _check_block(self, block: int | None, block_size: int) -> None:
+        """Refuse blocks that would cut the trace's blocks askew, where nothing is known."""
+        if block is None or block % block_size == 0 or block_size % block == 0:
+            return
+        pairs = [(size, block // size) for size in range(1, math.isqrt(block) + 1) if block % size == 0]
+        valid = sorted({size for pair in pairs for size in pair})
+        raise WorkloadError(
+            f"{self.path}: its ids name blocks of {block} tokens, of which {block_size} is neither a part"
+            f" nor a multiple: set engine.block_size to a multiple of {block}, or to one of"
+            f" {', '.join(map(str, valid))}"
+        )

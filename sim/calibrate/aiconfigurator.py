@@ -39,10 +39,7 @@ def read_timings(
 
     Raises InputError if the package is not installed or does not hold a table that is needed.
     """
-    data = package_folder() / "systems" / "data" / gpu.replace("-", "_")
-    if not data.is_dir():
-        known = sorted(path.name.replace("_", "-") for path in data.parent.iterdir() if path.is_dir())
-        raise InputError(f"{PACKAGE} has no tables of {gpu}; it has {', '.join(known)}")
+    data = _folder_of(gpu)
     tables: list[Table] = []
     notes: list[str] = []
     gemm = _read(data, "gemm", "gemm", tables)
@@ -65,6 +62,7 @@ def read_timings(
         source=f"{PACKAGE} {importlib.metadata.version(PACKAGE)} (PyPI, NVIDIA)",
         licence="Apache-2.0",
         notes=notes,
+        assumed=[],
     )
 
 
@@ -76,10 +74,17 @@ def package_folder() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
+def _folder_of(gpu: str) -> Path:
+    data = package_folder() / "systems" / "data" / gpu.replace("-", "_")
+    if not data.is_dir():
+        known = sorted(path.name.replace("_", "-") for path in data.parent.iterdir() if path.is_dir())
+        raise InputError(f"{PACKAGE} has no tables of {gpu}; it has {', '.join(known)}")
+    return data
+
+
 def kv_dtypes_of(gpu: str) -> list[Dtype]:
     """The KV types whose attention the package holds for a GPU."""
-    data = package_folder() / "systems" / "data" / gpu.replace("-", "_")
-    path = _newest(data, "attention", "generation_attention")
+    path = _newest(_folder_of(gpu), "attention", "generation_attention")
     found = set(pd.read_parquet(path, columns=["kv_cache_dtype"]).kv_cache_dtype)
     return [dtype for dtype, name in DTYPES.items() if name in found]
 

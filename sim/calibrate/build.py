@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from sim.calibrate.aiconfigurator import EXPERT_CHOICE
 from sim.calibrate.curve import layer_curve
 from sim.calibrate.elementwise import ELEMENTWISE_US, elementwise, with_elementwise
 from sim.calibrate.fit import (
@@ -32,9 +33,14 @@ from sim.front_end import FrontEnd
 from sim.hardware import Dtype, GpuSpec, ModelSpec
 from sim.kernels import Kernels
 
-# Assumed where it was not measured.
-KAPPA = 1.15  # prefill over cached context against prefill over new tokens
-HELD_OUT = "errors are of points that the fit did not see: four folds, each predicted from the others"
+# Assumed where it was not measured: what prefill over cached context costs against new tokens.
+KAPPA = 1.15
+# Vidur's A100, of 32 query and 4 KV heads, with a3 = 0 and four points over context in the fit.
+KAPPA_OF = {"a100-sxm": 1.94}
+HELD_OUT = (
+    "errors are of points that a fit did not see (four folds, each predicted from the others; of tables, "
+    "each point from its neighbours), those of steps of the fit against what it was fitted to"
+)
 
 SHORTEST_KV = 64  # tokens; a shorter decode is all overhead, and few prompts are that short
 LONG_PREFILL_US = 100.0  # below, a prefill's attention is mostly launch
@@ -61,7 +67,8 @@ def build(
         layer = (layer + layer_curve(timings.gemm_bf16, [kernels.router])).dropna()
     gemm = _saturating("gemm", layer, errors)
     lm_head = _saturating("lm_head", layer_curve(timings.gemm_bf16, [kernels.lm_head]), errors)
-    attention = {kv: _attention(timings, kv, errors, assume_kappa) for kv in timings.decode}
+    given = KAPPA_OF.get(gpu.name, KAPPA)
+    attention = {kv: _attention(timings, kv, errors, given, assume_kappa) for kv in timings.decode}
     experts = None
     if timings.experts is not None:
         experts = Experts(points=_points(timings.experts, "num_tokens"))
@@ -86,9 +93,9 @@ def build(
         allreduce=allreduce,
         cpu=Cpu(o0=0.0, o1=0.0),
         front_end=FrontEnd(hash_us_per_block=timings.hash_us_per_block),
-        domain=_domain(timings, layer),
+        domain=_domain(timings, layer, assume_kappa),
         errors=errors,
-        assumed=_assumed(timings, attention, gpu, assume_kappa),
+        assumed=_assumed(timings, attention, gpu, weights, assume_kappa),
         provenance=Provenance(
             source=timings.source,
             licence=timings.licence,
@@ -112,7 +119,7 @@ def _saturating(name: str, curve: pd.Series[float], errors: dict[str, FitError])
 
 
 def _attention(
-    timings: Timings, kv_dtype: Dtype, errors: dict[str, FitError], assume_kappa: bool
+    timings: Timings, kv_dtype: Dtype, errors: dict[str, FitError], given: float, assume_kappa: bool
 ) -> Attention:
     decodes = timings.decode[kv_dtype]
     decodes = decodes[decodes.kv >= min(SHORTEST_KV, decodes.kv.max())]
@@ -121,7 +128,7 @@ def _attention(
     if assume_kappa:
         prefills = prefills[prefills.c == 0]
     context = (prefills.c > 0).to_numpy()
-    kappa = None if context.any() else KAPPA
+    kappa = None if context.any() else given
     unseen = held_out_errors(prefills, lambda some: fit_prefill(some, kappa), prefill)
     long = (prefills.latency_us > LONG_PREFILL_US).to_numpy()
     if (long & ~context).any():
@@ -147,30 +154,38 @@ def _interpolated(frame: pd.DataFrame, x: str) -> FitError:
     return fit_error(interpolation_errors(frame[x].to_numpy(np.float64), times))
 
 
-def _domain(timings: Timings, layer: pd.Series[float]) -> Domain:
+def _domain(timings: Timings, layer: pd.Series[float], assume_kappa: bool) -> Domain:
+    most_tokens = int(layer.index.max())
+    if timings.experts is not None:
+        most_tokens = min(most_tokens, int(timings.experts.num_tokens.max()))
     decodes, prefills = (pd.concat(frames.values()) for frames in (timings.decode, timings.prefill))
     return Domain(
-        max_tokens=int(layer.index.max()),
+        max_tokens=most_tokens,
         max_decodes=int(decodes.batch.max()),
         min_kv_len=min(SHORTEST_KV, int(decodes.kv.max())),
         max_kv_len=int(decodes.kv.max()),
         max_decode_kv=int((decodes.batch * decodes.kv).max()),
         max_query_len=int(prefills.q.max()),
-        max_context_len=int(prefills.c.max()),
+        max_context_len=0 if assume_kappa else int(prefills.c.max()),
     )
 
 
 def _assumed(
-    timings: Timings, attention: dict[Dtype, Attention], gpu: GpuSpec, assume_kappa: bool
+    timings: Timings, attention: dict[Dtype, Attention], gpu: GpuSpec, weights: Dtype, assume_kappa: bool
 ) -> list[str]:
-    texts = []
+    texts = list(timings.assumed)
     if timings.steps is None:
         traffic = ", and their traffic at 80 % of the data sheet's bandwidth" if gpu.memory_bandwidth else ""
         texts.append(f"element-wise kernels take {ELEMENTWISE_US} us a layer{traffic} (e0, e1)")
     if assume_kappa or not any((frame.c > 0).any() for frame in timings.prefill.values()):
-        texts.append(
-            f"prefill over cached context costs 1/{KAPPA} of as many new tokens (kappa = {KAPPA}, a3 = 0)"
-        )
+        kappa = KAPPA_OF.get(gpu.name, KAPPA)
+        known = ", as measured on an A100 with other heads" if gpu.name in KAPPA_OF else ""
+        costs = f"costs 1/{kappa} of as many new tokens (kappa = {kappa}, a3 = 0){known}"
+        texts.append(f"prefill over cached context {costs}")
+    if timings.experts is not None:
+        texts.append(f"tokens choose experts by {EXPERT_CHOICE.replace('_', ' ')}")
+    if weights == "fp8":
+        texts.append("quantising activations to fp8 takes no time beside the products")
     texts += [
         "no CPU time for schedule, launch and update (O = 0)",
         "no front-end time a request beside hashing (alpha = 0)",

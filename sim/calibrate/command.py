@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def default_name(calibration: Calibration) -> Path:
-    """Where a calibration goes if nobody says: a file of its name, here."""
-    return Path(calibration.name.replace("/", "_") + ".yaml")
+def default_name(calibration: Calibration, source: Path | None) -> Path:
+    """Where a calibration goes if nobody says: a file here, of its name and its source's."""
+    suffix = f"_{source.name.split('.')[0]}" if source else ""
+    return Path(calibration.name.replace("/", "_") + suffix + ".yaml")
 
 
 def today() -> str:
@@ -72,9 +73,10 @@ def _require_scipy() -> None:
 
 def show(calibration: Calibration, console: Console) -> None:
     """Print each component's held-out error beside its bar, and what is assumed."""
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"{calibration.name}: errors on points not in the fit, %", title_justify="left")
+    table = Table(title=escape(f"{calibration.name}: errors, %"), title_justify="left")
     for heading in ("component", "points", "MAPE", "p95", "bar", ""):
         table.add_column(heading, justify="left" if heading in ("component", "") else "right")
     for component, error in calibration.errors.items():
@@ -85,6 +87,6 @@ def show(calibration: Calibration, console: Console) -> None:
         table.add_row(component, *row, limit, verdict)
     console.print(table)
     for text in calibration.assumed:
-        console.print(f"assumed: {text}", style="dim", highlight=False)
+        console.print(f"assumed: {text}", style="dim", highlight=False, markup=False)
     if calibration.provenance.note:
-        console.print(f"note: {calibration.provenance.note}", style="dim", highlight=False)
+        console.print(f"note: {calibration.provenance.note}", style="dim", highlight=False, markup=False)

@@ -19,14 +19,14 @@ def layer_curve(rows: pd.DataFrame, gemms: Iterable[Gemm]) -> pd.Series[float]:
 
     Each product is read off the grid in log space between the measured n and k, and cut into equal
     parts where n is beyond the grid. Time never falls as m grows: a larger product bounds a smaller
-    one, which takes out outliers. Raises InputError for an empty grid.
+    one, which takes out outliers.
     """
     grid = _clean(rows)
     return sum((_one(grid, gemm) for gemm in gemms), pd.Series(0.0, index=grid.index)).dropna()
 
 
 def _clean(rows: pd.DataFrame) -> pd.DataFrame:
-    """Latency by m (rows) and (n, k) (columns), the later of equal points dropped, monotone in m."""
+    """Latency by m (rows) and (n, k) (columns), the least of equal points, monotone in m."""
     grid = rows.pivot_table(index="m", columns=["n", "k"], values="latency_us", aggfunc="min")
     return grid.iloc[::-1].cummin().iloc[::-1].sort_index()
 

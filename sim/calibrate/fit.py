@@ -15,6 +15,8 @@ SOFT = 0.03  # relative error beyond which a product's point pulls no harder
 # outgrows the L2 cache, which no affine form follows: a wide band keeps the worst points in sight.
 DECODE_BAND, PREFILL_BAND = 0.2, 0.02
 
+MOST_KAPPA = 1e3  # nor less than one by it
+
 
 def fit_saturating(rows: Floats, times: Floats) -> Saturating:
     """(a^p + (b*rows)^p)^(1/p) through times by number of rows; robust least squares of log errors."""
@@ -57,7 +59,7 @@ def fit_prefill(points: pd.DataFrame, kappa: float | None) -> PrefillAttention:
     """a0 + a1*q + a2*(q*q/2 + q*c/kappa) + a3*c through points of (batch, q, c, latency_us).
 
     kappa is fitted, and a3 with it, from points over cached context; without any it has to be
-    given, and a3 is 0.
+    given, and a3 is 0. a2 is 0, or next to it, where times do not grow with q*q or q*c.
     """
     terms, times = _prefill_terms(points), points.latency_us.to_numpy(np.float64)
     if kappa is not None:
@@ -65,7 +67,9 @@ def fit_prefill(points: pd.DataFrame, kappa: float | None) -> PrefillAttention:
         a0, a1, a2 = _fit_linear(terms, times, PREFILL_BAND)
         return PrefillAttention(a0=a0, a1=a1, a2=a2, a3=0.0, kappa=kappa)
     a0, a1, a2, cross, a3 = _fit_linear(terms, times, PREFILL_BAND)
-    return PrefillAttention(a0=a0, a1=a1, a2=a2, a3=a3, kappa=a2 / max(cross, 1e-3 * a2))
+    if a2 <= cross / MOST_KAPPA:  # nothing to set the cost of context against: it counts as new tokens do
+        return fit_prefill(points, 1.0)
+    return PrefillAttention(a0=a0, a1=a1, a2=a2, a3=a3, kappa=a2 / max(cross, a2 / MOST_KAPPA))
 
 
 def prefill(fit: PrefillAttention, points: pd.DataFrame) -> Floats:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from sim.calibrate.csv_rows import read_rows
+from sim.calibrate.fit import fit_prefill
 from sim.calibrate.timings import ALLREDUCE, DECODE, GEMM, PREFILL, STEP, Timings
 from sim.calibration import Table
 from sim.errors import InputError, suggestion
@@ -20,6 +21,8 @@ from sim.kernels import Gemm, Kernels
 
 LEAST_ROWS = 5  # of a matrix product's m: three coefficients, and a fold to hold out
 LEAST_POINTS = 6  # of attention
+VISIBLE = 1e-3  # part of a prefill's time that the term of its square takes at least, somewhere
+LEAST_SIZES = 3  # of an all-reduce: the inner ones are held out
 
 
 def read_csv(
@@ -55,6 +58,7 @@ def read_csv(
         prefill[kv_dtype], prefill_factors[kv_dtype] = _one_kernel(of, PREFILL, "prefill", notes)
         _with_context(path, prefill[kv_dtype], kv_dtype, assume_kappa)
         _enough(path, prefill[kv_dtype], ["q"], "prefill_attention", kv_dtype)
+        _grows(path, prefill[kv_dtype], kv_dtype, assume_kappa)
     names = sorted(set(rows.get("kernel", pd.Series(dtype=str))) - {""})
     table = Table(
         path=path.name,
@@ -78,12 +82,22 @@ def read_csv(
         source=f"measured on {' and '.join(devices) or 'a device not named'}, {path.name}",
         licence="the measurer's",
         notes=notes,
+        assumed=_other_device(devices, gpu),
     )
+
+
+def _other_device(devices: list[str], gpu: GpuSpec) -> list[str]:
+    """What to say of times that another device seems to have taken."""
+    chip = gpu.name.split("-")[0].lower()
+    others = [device for device in devices if chip not in device.lower().replace(" ", "")]
+    return [f"{gpu.name} takes as long as the {device} that was timed" for device in others]
 
 
 def _gemms(path: Path, rows: pd.DataFrame, gemms: Sequence[Gemm], weights: Dtype) -> pd.DataFrame:
     """Rows of these products. Each has to be there, at the same sizes m as the others."""
     found = _of_type(path, rows[rows.op == "gemm"], "dtype", weights)
+    if found.empty:
+        raise InputError(f"{path}: no rows of gemm; `prefixsim measure --model` appends them to this file")
     common: set[float] | None = None
     for gemm in gemms:
         sizes = set(found.m[(found.n == gemm.n) & (found.k == gemm.k)])
@@ -142,7 +156,8 @@ def _one_kernel(
     if "kernel" in rows and rows.kernel.nunique() > 1:
         paged = rows[rows.block_size.notna()] if "block_size" in rows else rows
         kernel = str((paged if len(paged) else rows).kernel.mode()[0])
-        notes.append(f"{what} attention is {kernel}'s; rows of {rows.kernel.nunique() - 1} others left out")
+        others = ", ".join(sorted(set(rows.kernel) - {kernel}))
+        notes.append(f"{what} attention is that of {kernel}; left out: {others}")
         rows = rows[rows.kernel == kernel]
     if "block_size" not in rows or rows.block_size.isna().all():
         return rows[columns], {}
@@ -169,20 +184,43 @@ def _enough(path: Path, rows: pd.DataFrame, varied: list[str], op: str, kv_dtype
 
 def _with_context(path: Path, rows: pd.DataFrame, kv_dtype: Dtype, assume_kappa: bool) -> None:
     """Prefill over context is not to be had from prefill without: off by half (cost model)."""
+    what = f"{path}: prefill_attention, {kv_dtype} KV"
+    if assume_kappa:  # only points without context are fitted to
+        alone = rows[rows.c == 0]
+        if len(alone) < LEAST_POINTS or alone.q.nunique() < 3:
+            raise InputError(
+                f"{what}: {len(alone)} points without cached context (c = 0) with {alone.q.nunique()} of q; "
+                f"--assume-kappa needs {LEAST_POINTS} points and 3 values; measure more prompt lengths"
+            )
+        return
     over = rows[rows.c > 0]
-    if not assume_kappa and (over.q.nunique() < 2 or over.c.nunique() < 2):
+    if over.q.nunique() < 2 or over.c.nunique() < 2:
         raise InputError(
-            f"{path}: prefill_attention, {kv_dtype} KV: {len(over)} points over cached context (c > 0); "
+            f"{what}: {len(over)} points over cached context (c > 0); "
             "needed are 2 values of q and of c, as q 256 and 1024 over c 1024 and 2048; without them, "
             "--assume-kappa assumes what context costs"
+        )
+
+
+def _grows(path: Path, rows: pd.DataFrame, kv_dtype: Dtype, assume_kappa: bool) -> None:
+    """Attention's time grows with the square of the prompt; without that, longer ones would cost nothing."""
+    if assume_kappa:
+        rows = rows[rows.c == 0]
+    fit = fit_prefill(rows, 1.0 if assume_kappa else None)
+    pairs = rows.batch * (rows.q * rows.q / 2 + rows.q * rows.c / fit.kappa)
+    if (fit.a2 * pairs / rows.latency_us).max() < VISIBLE:
+        raise InputError(
+            f"{path}: prefill_attention, {kv_dtype} KV: times do not grow with q; measure longer prompts"
         )
 
 
 def _allreduce(path: Path, rows: pd.DataFrame, tp: int) -> pd.DataFrame:
     found = rows[rows.op == "allreduce"]
     found = found[found.num_gpus == tp] if len(found) else found
-    if len(found) < 2:
-        raise InputError(f"{path}: allreduce over {tp} GPUs: {len(found)} sizes, at least 2 are needed")
+    if len(found) < LEAST_SIZES:
+        raise InputError(
+            f"{path}: allreduce over {tp} GPUs: {len(found)} sizes, at least {LEAST_SIZES} are needed"
+        )
     return found.astype({"elements": int})[ALLREDUCE].sort_values("elements")
 
 

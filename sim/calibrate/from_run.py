@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.calibrate.held_out import fit_error
-from sim.calibrate.measured_run import MeasuredRun, read_run
+from sim.calibrate.measured_run import MeasuredRun, meta_file, read_run
 from sim.calibration import Domain, FitError, Provenance, Table, WholeStepCalibration
 from sim.core import EngineConfig
 from sim.cost import StepCost, linear_cost
@@ -60,6 +60,11 @@ def fit_run(load: Path, run: Path, gpu: GpuSpec, model: ModelSpec, *, date: str)
     measured = read_run(run)
     if len(measured.prompt_len) < FEWEST:
         raise InputError(f"{run}: has {len(measured.prompt_len)} requests; a fit takes {FEWEST} at least")
+    if model.num_attention_heads % measured.tp:
+        raise InputError(
+            f"{meta_file(run)}: engine_kwargs.tensor_parallel_size: {measured.tp} does not divide the "
+            f"{model.num_attention_heads} heads of {model.name}"
+        )
     batches = read_load(load, measured)
     fit = fit_requests(batches, measured, data_sheet(gpu, model, measured))
     totals, records = retell(batches, measured.config, step_cost(np.array(fit[:4]), measured.config))

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import json
+import zlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -21,10 +23,16 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from sim.core import EngineConfig
 from sim.errors import InputError, describe
-from sim.hardware import Count, Dtype
+from sim.hardware import Dtype
 from sim.request import Ints
 
 Floats = npt.NDArray[np.float64]
+
+# Bounds far beyond any engine, so that nothing computed from a damaged file overflows or takes years.
+Stamp = Annotated[float, Field(ge=0, le=1e10)]  # seconds
+Tokens = Annotated[int, Field(gt=0, lt=2**31)]
+Budget = Annotated[int, Field(gt=0, le=2**20)]
+JITTER = 1.0  # seconds by which the client's clock and the engine's may drift apart in a run
 
 
 class MeasuredRun(NamedTuple):
@@ -65,27 +73,27 @@ class _Part(BaseModel):
 
 
 class _Request(_Part):
-    input_toks: Count
-    output_toks: Count
-    arrival_time: float
-    queued_ts: float
-    scheduled_ts: float
-    first_token_ts: float
-    last_token_ts: float
+    input_toks: Tokens
+    output_toks: Tokens
+    arrival_time: Stamp  # the client's clock
+    queued_ts: Stamp  # the engine's clock from here on
+    scheduled_ts: Stamp
+    first_token_ts: Stamp
+    last_token_ts: Stamp
 
 
 class _EngineArguments(_Part):
-    tensor_parallel_size: Count
-    max_num_seqs: Count
-    max_num_batched_tokens: Count
-    max_model_len: Count
+    tensor_parallel_size: Annotated[int, Field(gt=0, le=1024)]
+    max_num_seqs: Budget
+    max_num_batched_tokens: Budget
+    max_model_len: Tokens
     dtype: Literal["bfloat16"]
     kv_cache_dtype: Literal["auto", "fp8"]
 
 
 class _Cache(_Part):
-    num_gpu_blocks: Annotated[int, Field(gt=1)]
-    block_size: Count
+    num_gpu_blocks: Annotated[int, Field(gt=1, le=2**31)]
+    block_size: Budget
     enable_prefix_caching: bool
 
 
@@ -93,7 +101,7 @@ class _Scheduler(_Part):
     async_scheduling: bool
     enable_chunked_prefill: bool
     scheduler_reserve_full_isl: bool
-    long_prefill_token_threshold: int
+    long_prefill_token_threshold: Annotated[int, Field(ge=0, lt=2**31)]
     policy: Literal["fcfs", "priority"]
 
 
@@ -121,15 +129,19 @@ P = TypeVar("P", bound=_Part)
 
 def read_run(requests: Path) -> MeasuredRun:
     """Read a run by its requests file. Raises InputError, one line: the file, the line, the field."""
-    beside = _beside(requests, "meta.json")
-    rows = [
-        _as(_Request, _json(f"{requests}:{number}", line), f"{requests}:{number}")
+    beside = meta_file(requests)
+    meta = _as(_Meta, _json(str(beside), _text(beside)), str(beside))
+    numbered = [
+        (number, _as(_Request, _json(f"{requests}:{number}", line), f"{requests}:{number}"))
         for number, line in enumerate(_text(requests).splitlines(), 1)
     ]
-    if not rows:
+    if not numbered:
         raise InputError(f"{requests}: holds no requests")
-    rows.sort(key=lambda row: row.arrival_time)
-    meta = _as(_Meta, _json(str(beside), _text(beside)), str(beside))
+    numbered.sort(key=lambda one: one[1].arrival_time)
+    rows = [row for _, row in numbered]
+    for number, row in numbered:
+        _check_order(f"{requests}:{number}", row, rows[0])
+        _check_length(f"{requests}:{number}", row, meta.engine_kwargs.max_model_len)
 
     def column(name: str, origin: float) -> Floats:
         return np.array([getattr(row, name) for row in rows], np.float64) - origin
@@ -156,12 +168,46 @@ def read_ticks(requests: Path, run: MeasuredRun) -> Ticks:
     """The time series beside the requests file of `run`. Raises InputError as `read_run` does."""
     path = _beside(requests, "timeseries.csv")
     ticks = [
-        _as(_Tick, {name: _number(value) for name, value in row.items()}, f"{path}:{number}")
+        _as(
+            _Tick,
+            {name: _number(row[name]) for name in _Tick.model_fields if name in row},
+            f"{path}:{number}",
+        )
         for number, row in enumerate(csv.DictReader(_text(path).splitlines()), 2)
     ]
     columns = ([getattr(tick, name) for tick in ticks] for name in _Tick.model_fields)
     time, running, waiting, percent = (np.array(column, np.float64) for column in columns)
     return Ticks(time + run.started_time, running, waiting, percent / 100.0)
+
+
+def meta_file(requests: Path) -> Path:
+    """The file of the engine's configuration, by the requests file. Raises InputError if it is absent."""
+    return _beside(requests, "meta.json")
+
+
+def _check_order(place: str, row: _Request, first: _Request) -> None:
+    """A request arrives, is queued, scheduled, and has its tokens, in this order. Raises InputError."""
+    stamps = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+    for earlier, later in itertools.pairwise(stamps):
+        if getattr(row, later) < getattr(row, earlier):
+            raise InputError(
+                f"{place}: {later}: {getattr(row, later)} is before {earlier}, {getattr(row, earlier)}; "
+                "repair or remove the line"
+            )
+    early = (row.arrival_time - first.arrival_time) - (row.queued_ts - first.queued_ts)
+    if early > JITTER:
+        raise InputError(
+            f"{place}: queued_ts: is {early:.3g} s before the request arrived, by the clocks of the request "
+            "that arrived first; repair or remove the line"
+        )
+
+
+def _check_length(place: str, row: _Request, most: int) -> None:
+    if row.input_toks + row.output_toks > most:
+        raise InputError(
+            f"{place}: input_toks, output_toks: {row.input_toks} and {row.output_toks} are together above "
+            f"the engine's max_model_len of {most}; are these files of one run?"
+        )
 
 
 def _config(meta: _Meta) -> EngineConfig:
@@ -196,7 +242,7 @@ def _text(path: Path) -> str:
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "not a whole gzip file"
         raise InputError(f"{path}: cannot be read: {reason.lower()}") from None
     except UnicodeDecodeError:
@@ -206,7 +252,7 @@ def _text(path: Path) -> str:
 def _json(place: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{place}: not valid JSON") from None
 
 

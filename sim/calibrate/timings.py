@@ -38,3 +38,4 @@ class Timings(NamedTuple):
     source: str
     licence: str
     notes: list[str]  # what a reader of the fit should know
+    assumed: list[str]  # what the measurements do not say, beside what a fit assumes anyhow

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from sim.calibration import Calibration
+from sim.out_file import replace_text
 from sim.yaml_lines import dump
 
 DIGITS = 7  # significant, of a coefficient
@@ -25,16 +24,8 @@ def to_text(calibration: Calibration) -> str:
 
 
 def write(calibration: Calibration, path: Path) -> None:
-    """Write the file, whole or not at all. Raises OSError where it cannot."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(to_text(calibration))
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    """Write the file, whole or not at all. Raises InputError, one line, where it cannot."""
+    replace_text(path, to_text(calibration))
 
 
 def _rounded(data: Any) -> Any:

@@ -3,7 +3,13 @@
 Exit status: 0 good, 1 something was found, 2 bad input, 130 interrupted.
 """
 
-from sim.cli import bench, calibrate, explain, measure, run, schema, verify  # noqa: F401  they register themselves
-from sim.cli.app import app, main
+try:
+    from sim.cli import bench, calibrate, explain, measure, run, schema, trace, verify  # noqa: F401  they register themselves
+    from sim.cli.app import app, main
+except KeyboardInterrupt:
+    import os
+
+    os.write(2, b"prefixsim: interrupted; nothing was written\n")
+    os._exit(130)
 
 __all__ = ["app", "main"]

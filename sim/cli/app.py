@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from sim.cli.messages import leave
+
 app = typer.Typer(
     name="prefixsim",
     help="Simulate LLM prefix caching under load, with the decisions vLLM would make.",
@@ -46,8 +48,12 @@ def _options(
 
 def main() -> None:
     """Entry point of `prefixsim`."""
+    signal.signal(signal.SIGINT, leave)  # until a command begins
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # clean up, as on Ctrl-C
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8
-    app()
+    try:
+        app()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; Python's own end would show a traceback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,8 +39,10 @@ def calibrate(
     load: Annotated[
         Path | None, typer.Option(metavar="FILE", help="For --from-run: the segments that were sent.")
     ] = None,
-    tp: Annotated[int, typer.Option(help="Tensor-parallel size.")] = 1,
-    weights: Annotated[WeightType, typer.Option(help="Type of the weights.")] = WeightType.bf16,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel size. Default: 1.")] = None,
+    weights: Annotated[
+        WeightType | None, typer.Option(help="Type of the weights. Default: bf16.")
+    ] = None,
     kv: Annotated[
         list[WeightType] | None, typer.Option(help="Type of the KV cache; again for another. Default: all.")
     ] = None,
@@ -56,10 +59,14 @@ def calibrate(
         Path | None, typer.Option(metavar="DIR", help="Measurements for --validate. Default: ../shared.")
     ] = None,
 ) -> None:
-    """Fit the time of a step to measured kernels; print held-out errors, write a calibration file."""
+    """Fit the time of a step to measured kernels; print held-out errors, write a calibration file.
+
+    Needs scipy: pip install 'prefixsim\\[calibrate]'.
+    """
     with one_line_errors():
+        about = {"--tp": tp, "--weights": weights, "--kv": kv or None, "--assume-kappa": assume_kappa or None}
         if validate:
-            if any(one is not None for one in (gpu, model, source, timings, run, load)):
+            if any(one is not None for one in (gpu, model, source, timings, run, load, *about.values())):
                 raise InputError("calibrate --validate: goes with --data and --out only")
             announce_compilation()
             from sim.validate.page import validate as hold_against_bars
@@ -69,32 +76,48 @@ def calibrate(
             raise InputError("calibrate: --data goes with --validate only")
         if gpu is None or model is None:
             raise InputError("calibrate: give --gpu and --model, as in --gpu h100-sxm --model llama-3.1-8b")
-        from sim.calibrate.command import default_name, fit, fit_to_run
-        from sim.calibrate.command import show as show_errors
-        from sim.calibrate.write import write
-        from sim.hardware import load_gpu, load_model
-
         if sum(one is not None for one in (source, timings, run)) != 1:
             raise InputError("calibrate: give one of --from aiconfigurator, --from-csv and --from-run")
         if (run is None) != (load is None):
             raise InputError("calibrate: --from-run and --load go together: a run, and what was sent")
+        if source is not None:
+            _refuse("--from aiconfigurator", {"--assume-kappa": assume_kappa or None})
+        if run is not None:
+            _refuse("--from-run", about)
+        from sim.calibrate.command import default_name, fit, fit_to_run
+        from sim.calibrate.command import show as show_errors
+        from sim.calibrate.write import write
+        from sim.hardware import load_gpu, load_model
+        from sim.out_file import check_out
+
+        read = [Path(name) for name in (gpu, model)] + [path for path in (timings, run, load) if path]
+        if out is not None:
+            check_out(out, inputs=read, endings=(".yaml", ".yml"))
         fitted: Calibration
+        gpu_spec, model_spec = load_gpu(gpu), load_model(model)
         if run is not None and load is not None:
             announce_compilation()
-            fitted = fit_to_run(load, run, load_gpu(gpu), load_model(model))
+            fitted = fit_to_run(load, run, gpu_spec, model_spec)
         else:
             fitted = fit(
-                load_gpu(gpu),
-                load_model(model),
-                tp=tp,
-                weights=weights.value,
-                kv_dtypes=[one.value for one in kv or ()],
+                gpu_spec,
+                model_spec,
+                tp=1 if tp is None else tp,
+                weights=(weights or WeightType.bf16).value,
+                kv_dtypes=list(dict.fromkeys(one.value for one in kv or ())),
                 timings=timings,
                 assume_kappa=assume_kappa,
             )
         from rich.console import Console
 
-        path = out or default_name(fitted)
+        path = out or default_name(fitted, timings or run)
+        check_out(path, inputs=read)
         write(fitted, path)
         show_errors(fitted, Console())
         say(f"written: {path}; simulate with it: `cost: {path}` in a scenario")
+
+
+def _refuse(source: str, given: Mapping[str, object]) -> None:
+    """Refuse options that would do nothing. Raises InputError, one line."""
+    if idle := [name for name, value in given.items() if value is not None]:
+        raise InputError(f"calibrate: {' and '.join(idle)} would do nothing with {source}; leave it out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -11,23 +12,31 @@ from typing import TYPE_CHECKING
 import typer
 
 from sim.errors import InputError
+from sim.out_file import reason
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
 
+INTERRUPTED = "interrupted; nothing was written"
+
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Bad input ends in one line and status 2; nothing else is hidden."""
-    from workloads.errors import WorkloadError
-
+    """Bad input ends in one line and status 2, Ctrl-C in one and 130; nothing else is hidden."""
+    if signal.getsignal(signal.SIGINT) is leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, there is what to clean up
     try:
-        yield
-    except (InputError, WorkloadError) as error:
+        from workloads.errors import WorkloadError
+
+        try:
+            yield
+        except WorkloadError as error:
+            raise InputError(str(error)) from None
+    except InputError as error:
         say(" ".join(str(error).split()))
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        say("interrupted; nothing was written")
+        say(INTERRUPTED)
         raise typer.Exit(130) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit fails too
@@ -37,8 +46,14 @@ def one_line_errors() -> Iterator[None]:
         say(f"not enough memory{what}; lower the largest numbers of the scenario, or give it more")
         raise typer.Exit(2) from None
     except OSError as error:  # a full disk, a folder that went away
-        say(f"{error.filename or 'input or output'}: {error.strerror or error}")
+        say(f"{error.filename or 'input or output'}: {reason(error)}")
         raise typer.Exit(2) from None
+
+
+def leave(*_: object) -> None:
+    """What Ctrl-C does while there is nothing to clean up: end at once, in one line."""
+    say(INTERRUPTED)
+    os._exit(130)
 
 
 def say(text: str) -> None:

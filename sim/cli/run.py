@@ -23,7 +23,8 @@ def run(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Write summary.json, requests.parquet, scenario.yaml and run.png there."
+            metavar="DIR",
+            help="Write summary.json, requests.parquet, timeseries.parquet, scenario.yaml and run.png there.",
         ),
     ] = None,
     output: FormatOption = Format.table,

@@ -8,6 +8,7 @@ from sim.columns import blocks as B
 from sim.columns import chains as C
 from sim.columns import clock as W
 from sim.columns import count as K
+from sim.columns import history as H
 from sim.columns import nodes as N
 from sim.columns import queues as Q
 from sim.columns import requests as R
@@ -15,4 +16,4 @@ from sim.columns import samples as X
 from sim.columns import steps as S
 from sim.columns import times as T
 
-__all__ = ["B", "C", "K", "N", "Q", "R", "S", "T", "W", "X"]
+__all__ = ["B", "C", "H", "K", "N", "Q", "R", "S", "T", "W", "X"]

@@ -59,5 +59,6 @@ outside_kv_len = 57
 outside_decode_kv = 58
 outside_query_len = 59
 outside_context_len = 60
+history_nodes = 61  # in use, the root among them
 
-WIDTH = 61
+WIDTH = 62

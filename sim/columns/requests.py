@@ -29,6 +29,15 @@ placeholders = 24  # output tokens scheduled and not yet known (async)
 stale = 25  # in flight when it was preempted (async)
 watched = 26  # its end causes something outside the engine
 wait_class = 27  # order in the waiting queue: class, then time, then rank
+history_node = 28  # where the tokens it has written down in the history end, 0: it writes none
+history_segment = 29  # that node's segment, in its row
+history_start = 30  # tokens before it
+history_tokens = 31  # tokens written down
+fate_evicted = 32  # prompt tokens by their fate, see sim/fates.py; those hit are num_cached_tokens
+fate_last_token = 33
+fate_partial_block = 34
+fate_isolated = 35
+fate_cold = 36
 
 RECORDED = 7
-WIDTH = 28
+WIDTH = 37

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.errors import InputError
+from workloads import SessionWorkload
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,6 +103,8 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
             f"{config.num_gpu_blocks - 1}; try --set engine.num_gpu_blocks=21"
         )
     seed = np.random.SeedSequence(scenario.seed)
+    if isinstance(workload, SessionWorkload):
+        raise InputError(f"{path}: explain draws requests whose arrival is known; sessions wait for answers")
     batches, num_requests = [], 0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -109,11 +112,10 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
             batches.append(batch)
             num_requests += len(batch.prompt_len)
             if num_requests > MAX_REQUESTS:
-                field = "num_requests" if "num_requests" in type(workload).model_fields else "limit"
-                raise InputError(
-                    f"{path}: explain draws at most {MAX_REQUESTS} requests, and this workload has more; "
-                    f"try --set workload.{field}={MAX_REQUESTS // 4}"
-                )
+                known = [one for one in ("num_requests", "limit") if one in type(workload).model_fields]
+                remedy = f"; try --set workload.{known[0]}={MAX_REQUESTS // 4}" if known else ""
+                most = f"explain draws at most {MAX_REQUESTS} requests, and this workload has more"
+                raise InputError(f"{path}: {most}{remedy}")
     if num_requests == 0:
         raise InputError(f"{path}: the workload has no requests")
     walk = Walk(

@@ -258,8 +258,8 @@ class Walk:
 
     def _duration(self, core: Core, num_tokens: int, size: int) -> float:
         """Seconds from the start of the step just scheduled to its end."""
-        shape = [int(core.count[k]) for k in range(K.shape_outputs, K.shape_context + 1)]
-        gpu = float(gpu_time(self.cost, num_tokens, *shape))
+        shape = [int(core.count[k]) for k in range(K.shape_decodes, K.shape_context + 1)]
+        gpu = float(gpu_time(self.cost, num_tokens, size, *shape))
         cpu = float(cpu_time(self.cost, size))
         return max(gpu, cpu) if self.config.async_scheduling else gpu + cpu
 

@@ -17,16 +17,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.errors import InputError
 from sim.hardware import Dtype, ModelSpec, load_model
+from sim.kernels import kernels_of
 from sim.measure.cpu import cpu_name
-from sim.measure.csv_file import append, measured, open_to_append
+from sim.measure.csv_file import append, begin, measured, open_to_append
 from sim.measure.grid import GRIDS, Point, check_dense, points
 from sim.measure.hash import hash_points, hash_versions, time_hash
 from sim.measure.timing import Timing
+from sim.out_file import check_out
 
 if TYPE_CHECKING:
     from sim.measure.attention import Kernel
     from sim.measure.device import Device
 
+SILENT = 50  # points between two messages, where no bar can be drawn
 Tell = Callable[[str], None]
 Call = Callable[[], Any]
 
@@ -37,6 +40,7 @@ class Measured(NamedTuple):
     timed: int
     kept: int
     skipped: int
+    noisy: int  # of those timed
 
 
 class Skip(Exception):
@@ -51,8 +55,10 @@ def measure(
     Appends to `out` what it does not hold yet. device is "cuda" or "cpu"; `tell` is given a line for
     each point that is left out. Raises InputError where torch, the device or the model will not do.
     """
+    check_out(out, inputs=[Path(model)])
     spec = load_model(model)
     check_dense(spec)
+    kernels_of(spec, tp)  # refuses a tp that does not divide the heads
     if device == "cpu" and "fp8" in (weights, kv_dtype):
         raise InputError("a CPU has no fp8 kernels: leave out --weights and --kv, or use --device cuda")
     if importlib.util.find_spec("torch") is None:
@@ -80,6 +86,7 @@ def measure(
 
 def measure_hashes(out: Path, *, tell: Tell) -> Measured:
     """Time block hashes by algorithm and block size on this machine's CPU; else as `measure`."""
+    check_out(out)
     return _fill(out, hash_points(), cpu_name(), hash_versions(), time_hash, tell)
 
 
@@ -125,19 +132,27 @@ def _fill(
     tell: Tell,
 ) -> Measured:
     """Time the points that `out` lacks, and append each as soon as it is known."""
-    there = measured(out, wanted, device)
-    missing = [point for point in wanted if point not in there]
     about = {"device": device, "versions": versions, "date": datetime.now(UTC).date().isoformat()}
-    skipped = 0
-    with open_to_append(out) as file, _progress(len(wanted), len(wanted) - len(missing)) as advance:
-        for point in missing:
-            advance(point.op)
-            try:
-                append(file, point, time_point(point), about)
-            except Skip as reason:
-                skipped += 1
-                tell(f"skipped: {_name(point)}: {reason}")
-    return Measured(len(missing) - skipped, len(wanted) - len(missing), skipped)
+    timed = skipped = noisy = 0
+    with open_to_append(out) as file:
+        there = measured(out, wanted, device)
+        begin(file)
+        missing = [point for point in wanted if point not in there]
+        with _progress(len(wanted), len(wanted) - len(missing)) as advance:
+            for done, point in enumerate(missing):
+                advance(point.op)
+                if done % SILENT == SILENT - 1 and not sys.stderr.isatty():
+                    tell(f"{done + 1} of {len(missing)} points")
+                try:
+                    timing = time_point(point)
+                except Skip as reason:
+                    skipped += 1
+                    tell(f"skipped: {_name(point)}: {reason}")
+                    continue
+                append(file, point, timing, about)
+                timed += 1
+                noisy += timing.is_noisy
+    return Measured(timed, len(wanted) - len(missing), skipped, noisy)
 
 
 def _name(point: Point) -> str:

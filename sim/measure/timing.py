@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+NOISY = 2.0  # times the 10th percentile, that the 90th may be
+
 
 class Timing(NamedTuple):
     """Microseconds: the median of the repeats, and their 10th and 90th percentiles."""
@@ -15,6 +17,11 @@ class Timing(NamedTuple):
     p10_us: float
     p90_us: float
     repeats: int
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the repeats differ too much for their median to be trusted."""
+        return self.p90_us > NOISY * self.p10_us
 
 
 def timing(times_us: Sequence[float]) -> Timing:

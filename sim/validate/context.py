@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from sim.calibrate.build import KAPPA
+from sim.calibrate.build import KAPPA, KAPPA_OF
 from sim.calibrate.fit import fit_prefill, prefill
 from sim.calibration import PrefillAttention
 from sim.errors import InputError
@@ -75,6 +75,8 @@ def fits(points: pd.DataFrame) -> Iterator[tuple[str, PrefillAttention]]:
     yield f"four: kappa = {few.kappa:.2f}, a3 = {few.a3:.4f} us a cached token", few
     without = points[points.c == 0]
     yield f"none: kappa = {KAPPA}, as assumed where nothing was measured", fit_prefill(without, KAPPA)
+    a100 = KAPPA_OF["a100-sxm"]
+    yield f"none: kappa = {a100}, as the A100's files assume", fit_prefill(without, a100)
     yield "none: kappa = 1, a cached token costs what a new one does", fit_prefill(without, 1.0)
     yield "none: a cached token costs nothing", fit_prefill(without, FREE)
 

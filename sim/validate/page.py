@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.errors import InputError
+from sim.out_file import check_out, replace_text
 from sim.validate import closed_form, components, context, silicon_page, single_request, step_speed
 from sim.validate.engine_runs import pool_section, rtx4090_section
 from sim.validate.section import Check, Section, table
@@ -92,8 +93,10 @@ def check_place(out: Path) -> None:
     """Raises InputError if the page cannot be `out`."""
     if out.suffix != ".md":
         raise InputError(f"--out {out}: should be the name of a Markdown file, as in validation.md")
-    if out.is_dir() or (out.with_suffix("").exists() and not out.with_suffix("").is_dir()):
-        raise InputError(f"--out {out}: the page is a file and its figures a folder; the other is there")
+    if out.parent.is_dir():  # else it is made
+        check_out(out)
+    if (folder := out.with_suffix("")).exists() and not folder.is_dir():
+        raise InputError(f"--out {out}: the figures go into a folder {folder}, but a file is there")
 
 
 def write(sections: Sequence[Section], out: Path) -> None:
@@ -109,12 +112,11 @@ def write(sections: Sequence[Section], out: Path) -> None:
         figures = {name: draw for section in sections for name, draw in section.figures.items()}
         for name, draw in figures.items():
             draw(partial / name)
-        (partial / out.name).write_text(to_text(sections, folder.name), encoding="utf-8")
         if figures:
             folder.mkdir(exist_ok=True)
         for name in figures:
             os.replace(partial / name, folder / name)
-        os.replace(partial / out.name, out)
+        replace_text(out, to_text(sections, folder.name))
     except OSError as error:
         raise InputError(f"--out {out}: cannot write the page: {error.strerror}") from None
     finally:

@@ -62,7 +62,7 @@ class Row(NamedTuple):
 def rows() -> list[Row]:
     """All entries of pool_sizes.yaml, in its order. Raises InputError for a bad entry."""
     entries = yaml.safe_load(_FILE.read_text(encoding="utf-8"))
-    return [_row(check(_Measured, entry, _FILE)) for entry in entries]
+    return [_row(check(_Measured, entry, _FILE, {})) for entry in entries]
 
 
 def _row(entry: _Measured) -> Row:

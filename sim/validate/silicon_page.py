@@ -31,12 +31,13 @@ FACTOR = 2.0  # that a saturated row's TTFT may be off
 FITTED_TP, TESTED_TP = (1, 4), (2, 8)
 GPUS = ("b200-sxm", "h100-sxm", "h200-sxm")
 _COLOURS = dict(zip(GPUS, ("#009E73", ORANGE, BLUE), strict=True))  # Okabe and Ito's green
+_SATURATED_BAR = "silicon, saturated rows: TTFT"
 BARS = (
     "silicon TPOT, 158 rows",
     *(f"silicon TPOT, {gpu}" for gpu in GPUS),
     "silicon mean TTFT, TP held out",
     *(f"silicon mean TTFT, TP held out, {gpu}" for gpu in GPUS),
-    "silicon, saturated rows: TTFT",
+    _SATURATED_BAR,
 )
 
 
@@ -60,7 +61,7 @@ def section() -> Section:
     either = pd.concat([found[found.gpu != "h100-sxm"], h100]).sort_index()
     return Section(
         TITLE,
-        checks(found),
+        checks(found, either),
         [
             f"The {len(found)} rows of {TABLE.as_posix()} in {PACKAGE}. How they were run is inferred: vLLM "
             "0.10.2, fp8 KV, a closed loop, and what else sim/validate/silicon.py says.",
@@ -89,8 +90,8 @@ def section() -> Section:
     )
 
 
-def checks(found: pd.DataFrame) -> list[Check]:
-    """All bars of rows with their simulated latencies."""
+def checks(found: pd.DataFrame, either: pd.DataFrame) -> list[Check]:
+    """All bars of rows with their simulated latencies; `either` has the H100's with bf16 KV."""
     below = unsaturated(found)
     result = [at_most(f"silicon TPOT, {len(below)} rows", _mape(tpot_errors(below)), TPOT_BAR)]
     result += [
@@ -104,10 +105,16 @@ def checks(found: pd.DataFrame) -> list[Check]:
         at_most(f"silicon mean TTFT, TP held out, {gpu}", _mape(errors), TTFT_BAR)
         for gpu, errors in by_gpu.items()
     ]
-    above = saturated(found)
-    worst = float(np.exp(np.abs(np.log(above.sim_ttft_ms / above.ttft_ms))).max())
-    result.append(at_most("silicon, saturated rows: TTFT", worst, FACTOR, "x"))
+    other = f"; {_worst_factor(saturated(either)):.1f} x if the H100's KV was bf16"
+    worst = _worst_factor(saturated(found))
+    check = at_most(_SATURATED_BAR, worst, FACTOR, "x")
+    result.append(check._replace(reached=check.reached + other))
     return result
+
+
+def _worst_factor(above: pd.DataFrame) -> float:
+    """The most that simulated and measured mean TTFT are apart, the larger over the smaller."""
+    return float(np.exp(np.abs(np.log(above.sim_ttft_ms / above.ttft_ms))).max())
 
 
 def unsaturated(found: pd.DataFrame) -> pd.DataFrame:

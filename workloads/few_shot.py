@@ -1,0 +1,85 @@
+"""Few-shot prompts: an instruction and some examples of a fixed pool, then the question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from sim.request import Batch, Ints
+from workloads.arrivals import Arrivals
+from workloads.base import MOST_REQUESTS, Workload
+from workloads.content import chunk_counts, prefixed_batch
+from workloads.lengths import MAX_LEN, Length, LengthOrZero
+from workloads.popularity import MOST_DRAWN, GroupPopularity, PoolSize, draw_distinct, zipf_bounds
+from workloads.streams import Stream, generator
+
+
+class FewShot(Workload, Arrivals, GroupPopularity):
+    """A prompt is the system prompt, `examples_per_request` different examples, and a question.
+
+    With `num_groups`, each group (a task) has its own examples, drawn once and always in the same
+    order, and a request draws a group. Without, each request draws its examples, any of the pool
+    equally likely, in the order drawn. An example's length is drawn once.
+    """
+
+    kind: Literal["few_shot"] = "few_shot"
+    num_requests: Annotated[int, Field(gt=0, le=MOST_REQUESTS)]
+    num_examples: PoolSize
+    examples_per_request: Annotated[int, Field(ge=1, le=MOST_DRAWN)]
+    num_groups: PoolSize | None = Field(None, description="none: examples are drawn for each request")
+    system_prompt_len: Annotated[int, Field(ge=0, le=MAX_LEN)] = 0
+    example_len: Length
+    question_len: LengthOrZero
+    output_len: Length
+
+    @model_validator(mode="after")
+    def _one_meaning(self) -> Self:
+        if self.examples_per_request > self.num_examples:
+            raise ValueError(
+                f"examples_per_request {self.examples_per_request} is above num_examples"
+                f" {self.num_examples}, and a prompt has no example twice: lower it"
+            )
+        if self.group_popularity != "uniform" and self.num_groups is None:
+            raise ValueError("group_popularity has no effect without groups: set num_groups")
+        return self
+
+    @property
+    def expected_requests(self) -> int:
+        return self.num_requests
+
+    def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
+        draw = self._examples(seed)
+        lengths = self.example_len.draw(generator(seed, Stream.EXAMPLE_LEN), self.num_examples)
+        questions, outputs = generator(seed, Stream.SUFFIX_LEN), generator(seed, Stream.OUTPUT_LEN)
+        done = 0
+        for times in self.arrival_times(seed, chunk_counts(self.num_requests, self.chunk_size)):
+            n = len(times)
+            group, chosen = draw(n)
+            yield prefixed_batch(
+                times,
+                shared_id=np.insert(1 + chosen, 0, 0, axis=1),  # 0: the system prompt
+                shared_len=np.insert(lengths[chosen], 0, self.system_prompt_len, axis=1),
+                suffix_len=self.question_len.draw(questions, n),
+                output_len=self.output_len.draw(outputs, n),
+                prefix_group=group,
+                first=done,
+            )
+            done += n
+
+    def _examples(self, seed: np.random.SeedSequence) -> Callable[[int], tuple[Ints, Ints]]:
+        """Return the function that draws n requests' groups (-1: none) and rows of example numbers."""
+        rng, k = generator(seed, Stream.EXAMPLES), self.examples_per_request
+        bounds = zipf_bounds(self.num_examples, 0)
+        if self.num_groups is None:
+            return lambda n: (np.full(n, -1), draw_distinct(rng, bounds, n, k))
+        of_group = draw_distinct(rng, bounds, self.num_groups, k)
+        draw_groups = self.groups(generator(seed, Stream.GROUPS), self.num_groups)
+
+        def draw(n: int) -> tuple[Ints, Ints]:
+            group = draw_groups(n)
+            return group, of_group[group]
+
+        return draw

@@ -1,0 +1,150 @@
+"""Several workloads at once: tenants with arrivals, salts, adapters and priorities of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, StringConstraints, model_validator
+
+from sim.request import Batch, Ints
+from workloads.base import Spec, Workload
+from workloads.content import Numbering
+from workloads.documents import Documents
+from workloads.few_shot import FewShot
+from workloads.fourteen_tokens import FourteenTokens
+from workloads.merge import merged
+from workloads.scan import Scan
+from workloads.shared_prefix import SharedPrefix
+from workloads.streams import Stream
+from workloads.trace import Trace
+
+OpenLoop = Documents | FewShot | FourteenTokens | Scan | SharedPrefix | Trace  # one at a time
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+MOST_TENANTS = 1024  # a batch of each is in memory
+
+# A tenant's number goes above the numbers that its workload gives to segments, and to sessions,
+# groups and the like. Trace ids that reach so high are numbered anew from PLAIN_IDS on.
+SEGMENT_BITS, LABEL_BITS = 48, 32
+PLAIN_IDS = 2**47
+
+
+class Tenant(Spec):
+    """One workload of a mix, and what all its requests bear."""
+
+    cache_salt: Name | None = Field(None, description="shares the cache only with the same salt")
+    lora: Name | None = Field(None, description="adapter, instead of the workload's own")
+    priority: int | None = Field(
+        None, ge=-(2**31), lt=2**31, description="smaller is more urgent; instead of the workload's own"
+    )
+    texts: Name | None = Field(
+        None, description="tenants of one name have the same prefixes, documents, examples, trace ids"
+    )
+    workload: Annotated[OpenLoop, Field(discriminator="kind")]
+
+    @model_validator(mode="after")
+    def _open_loop(self) -> Self:
+        if self.workload.concurrency is not None:
+            raise ValueError("a mix has no closed loops: drop concurrency, and set request_rate")
+        return self
+
+
+class Mix(Workload):
+    """The workloads of named tenants, merged by arrival; of one instant, in the tenants' order.
+
+    Each draws from a seed of its own that only its name decides: another tenant more or less, or
+    in another place, changes no other's requests. Tenants share no content unless they have the
+    same `texts`; then equal group, document or example numbers are equal content, and only salts
+    and adapters keep them apart. Salts and adapters in a trace are that tenant's own.
+    """
+
+    kind: Literal["mix"] = "mix"
+    tenants: dict[Name, Tenant] = Field(min_length=1, max_length=MOST_TENANTS)
+
+    concurrency: ClassVar[None] = None  # an open loop
+
+    @model_validator(mode="after")
+    def _texts_of_one_kind(self) -> Self:
+        kinds: dict[str, str] = {}
+        for name, tenant in self.tenants.items():
+            kind = tenant.workload.kind
+            if tenant.texts is not None and kinds.setdefault(tenant.texts, kind) != kind:
+                raise ValueError(
+                    f"tenant {name} has the texts {tenant.texts!r} of a {kinds[tenant.texts]} workload,"
+                    f" but is of kind {kind}: name other texts"
+                )
+        return self
+
+    @property
+    def tenant_names(self) -> tuple[str, ...]:
+        return tuple(self.tenants)
+
+    @property
+    def expected_requests(self) -> int | None:
+        counts = [tenant.workload.expected_requests for tenant in self.tenants.values()]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def think_times(self, seed: np.random.SeedSequence) -> Iterator[float]:
+        """Yield nothing: nobody waits for an answer."""
+        return iter(())
+
+    def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
+        return merged(list(self._sources(seed, block_size)), self.chunk_size)
+
+    def _sources(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Iterator[Batch]]:
+        """Yield each tenant's requests, with numbers that no other tenant's can be taken for."""
+        loras, namespaces = Numbering(1), Numbering(1)
+        texts: dict[tuple[str, str], int] = {}
+        for number, (name, tenant) in enumerate(self.tenants.items()):
+            own = ("texts", tenant.texts) if tenant.texts is not None else ("tenant", name)
+            first = texts.setdefault(own, number)
+            lora = 0 if tenant.lora is None else loras(tenant.lora)
+            common = (lora, tenant.cache_salt)
+            namespace = 0 if common == (0, None) else namespaces(common)
+            source = tenant.workload.batches(_seed_of(name, seed), block_size)
+            yield _told_apart(source, tenant, number, first, lora, namespace)
+
+
+def _seed_of(name: str, seed: np.random.SeedSequence) -> np.random.SeedSequence:
+    """Return the tenant's seed: a child of `seed`, which it does not modify."""
+    key = (*seed.spawn_key, int(Stream.TENANTS), int.from_bytes(name.encode()))
+    return np.random.SeedSequence(seed.entropy, spawn_key=key, pool_size=seed.pool_size)
+
+
+def _told_apart(
+    source: Iterator[Batch], tenant: Tenant, number: int, texts: int, lora: int, namespace: int
+) -> Iterator[Batch]:
+    """Yield a tenant's batches with the numbers that they have in the mix.
+
+    `texts` is the number of the first tenant with the same texts; `lora` and `namespace` are what
+    the tenant gives to all its requests, 0: nothing.
+    """
+    high_ids = Numbering(PLAIN_IDS)
+    for batch in source:
+        own_lora = _above(batch.lora, number + 1, LABEL_BITS)
+        own_namespace = _above(batch.namespace, number + 1, LABEL_BITS)
+        given = tenant.priority is not None
+        yield batch._replace(
+            tenant=np.full(len(batch.tenant), number),
+            priority=np.full(len(batch.priority), tenant.priority) if given else batch.priority,
+            lora=np.full(len(batch.lora), lora) if lora else np.where(batch.lora == 0, 0, own_lora),
+            namespace=np.where(batch.namespace == 0, namespace, own_namespace),
+            session_id=_above(batch.session_id, number, LABEL_BITS),
+            prefix_group=_above(batch.prefix_group, texts, LABEL_BITS),
+            segment_id=_segments(batch.segment_id, high_ids, number, texts),
+        )
+
+
+def _above(numbers: Ints, tenant: int, bits: int) -> Ints:
+    """Return the numbers with the tenant's above them; those below 0, which say none, as they are."""
+    return np.where(numbers < 0, numbers, numbers + (tenant << bits))
+
+
+def _segments(ids: Ints, high_ids: Numbering, number: int, texts: int) -> Ints:
+    """Return the ids with a number above them: the texts' if they name shared content, else the tenant's."""
+    high = np.flatnonzero(ids >= PLAIN_IDS)
+    if len(high):
+        ids = ids.copy()
+        ids[high] = [high_ids(one) for one in ids[high].tolist()]
+    return np.where(ids < 0, ids - (number << SEGMENT_BITS), ids + (texts << SEGMENT_BITS))
