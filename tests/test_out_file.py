@@ -160,22 +160,27 @@ def test_help_shows_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 WAIT = "import time\nprint('here', flush=True)\ntime.sleep(60)\n"
 
 
-def start_waiting(folder: Path, module: str) -> subprocess.Popen[str]:
-    """`prefixsim measure`, as it stands in the import of `module`."""
+MEASURE = ["measure", "--model", "llama-3.1-8b", "--out", "t.csv"]
+
+
+def start_waiting(folder: Path, module: str, words: list[str]) -> subprocess.Popen[str]:
+    """`prefixsim WORDS`, as it stands in the import of `module`."""
     (folder / f"{module}.py").write_text(WAIT)
-    command = [sys.executable, "-m", "sim.cli", "measure", "--model", "llama-3.1-8b", "--out", "t.csv"]
     search = os.pathsep.join([str(folder), str(Path(__file__).parents[1])])
     process = subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": search},
+        [sys.executable, "-m", "sim.cli", *words], cwd=folder, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": search},
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "here\n"
     return process
 
 
-@pytest.mark.parametrize("module", ["typer", "numpy", "torch"])
-def test_ctrl_c_while_importing(tmp_path: Path, module: str) -> None:
-    process = start_waiting(tmp_path, module)
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [("typer", MEASURE), ("numpy", MEASURE), ("torch", MEASURE), ("rich", ["calibrate", "--help"])],
+)
+def test_ctrl_c_while_importing(tmp_path: Path, module: str, words: list[str]) -> None:
+    process = start_waiting(tmp_path, module, words)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert (process.returncode, said) == (130, "prefixsim: interrupted; nothing was written\n")
@@ -183,7 +188,7 @@ def test_ctrl_c_while_importing(tmp_path: Path, module: str) -> None:
 
 
 def test_sigterm_is_not_ctrl_c(tmp_path: Path) -> None:
-    process = start_waiting(tmp_path, "torch")
+    process = start_waiting(tmp_path, "torch", MEASURE)
     process.terminate()
     _, said = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGTERM and "interrupted" not in said

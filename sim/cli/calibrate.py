@@ -68,9 +68,11 @@ def calibrate(
         if validate:
             if any(one is not None for one in (gpu, model, source, timings, run, load, *about.values())):
                 raise InputError("calibrate --validate: goes with --data and --out only")
-            announce_compilation()
+            from sim.validate.page import check_options
             from sim.validate.page import validate as hold_against_bars
 
+            check_options(data, out)
+            announce_compilation()
             raise typer.Exit(hold_against_bars(data, out))
         if data is not None:
             raise InputError("calibrate: --data goes with --validate only")

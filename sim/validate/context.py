@@ -76,7 +76,7 @@ def fits(points: pd.DataFrame) -> Iterator[tuple[str, PrefillAttention]]:
     without = points[points.c == 0]
     yield f"none: kappa = {KAPPA}, as assumed where nothing was measured", fit_prefill(without, KAPPA)
     a100 = KAPPA_OF["a100-sxm"]
-    yield f"none: kappa = {a100}, as the A100's files assume", fit_prefill(without, a100)
+    yield f"four for kappa alone: kappa = {a100}, as the A100's files have it", fit_prefill(without, a100)
     yield "none: kappa = 1, a cached token costs what a new one does", fit_prefill(without, 1.0)
     yield "none: a cached token costs nothing", fit_prefill(without, FREE)
 

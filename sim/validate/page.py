@@ -28,6 +28,17 @@ DATA, PAGE = Path("..", "shared"), Path("results", "validation.md")
 _SIGNS = {"met": "green", "MISSED": "red", "not checked": "yellow"}
 
 
+def check_options(data: Path | None, out: Path | None) -> None:
+    """Raise InputError, one line, for what `validate` could not work with; quick."""
+    try:
+        import scipy  # noqa: F401
+    except ImportError:
+        raise InputError("calibrate needs scipy: pip install 'prefixsim[calibrate]'") from None
+    if data is not None and not data.is_dir():
+        raise InputError(f"--data {data}: no such folder")
+    check_place(out or PAGE)
+
+
 def validate(data: Path | None = None, out: Path | None = None) -> int:
     """Write the page to `out` and its figures to the folder beside it of the same stem.
 
@@ -37,14 +48,8 @@ def validate(data: Path | None = None, out: Path | None = None) -> int:
     """
     from rich.console import Console
 
-    try:
-        import scipy  # noqa: F401
-    except ImportError:
-        raise InputError("calibrate needs scipy: pip install 'prefixsim[calibrate]'") from None
-    if data is not None and not data.is_dir():
-        raise InputError(f"--data {data}: no such folder")
+    check_options(data, out)  # before a minute's work
     out = out or PAGE
-    check_place(out)  # before a minute's work
     sections = all_sections(data or DATA)
     write(sections, out)
     checks = [check for section in sections for check in section.checks]
