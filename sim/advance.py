@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sim._jit import entry, hot, verb
-from sim.blocks import FREE, BlockPool
+from sim.blocks import FREE, BlockPool, reset_prefix_cache
 from sim.chains import NO_ROOM, ChainTree
 from sim.columns import K, Q, R, S, T, W
 from sim.core import Core, EngineConfig
@@ -96,6 +96,8 @@ def advance_verb(
             count[K.oldest_step] = oldest = 1 - oldest
             if count[K.num_watched] > 0:
                 return NOTIFY
+        if count[K.resets_due] > 0:
+            reset_as_asked(core)
         next_ready = take_in_arrivals(core, cost, now)
         if depth == 1 and count[K.steps_in_flight] == 0:
             later = run_decodes(core, cost, now, horizon, next_ready)
@@ -128,6 +130,17 @@ def advance_verb(
 
 
 advance = entry(advance_verb)
+
+
+@verb
+def reset_as_asked(core: Core) -> None:
+    """Between two steps, do what was asked for meanwhile (v1/engine/core.EngineCoreProc.run_busy_loop)."""
+    for _ in range(core.count[K.resets_due]):
+        core.count[K.num_resets] += reset_prefix_cache(core.pool, core.tree)
+    core.count[K.resets_due] = 0
+
+
+reset_now = entry(reset_as_asked)
 
 
 @verb

@@ -1,8 +1,11 @@
-"""SimPy processes outside the engine: arrivals, users who wait for their answers, whole sessions."""
+"""SimPy processes outside the engine: arrivals, users who wait for their answers, whole sessions.
+
+And an operator, who resets the prefix cache and says from when on to measure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, cast
 
@@ -95,3 +98,18 @@ def turn(clock: Clock, engine: Engine, slot: int, before: list[Event], delay: fl
     if delay > 0:
         yield clock.at(clock.now + delay)
     yield engine.submit_watched(slot)
+
+
+def resets(clock: Clock, engine: Engine, times: Sequence[float]) -> Process:
+    """Ask for an empty prefix cache at each of `times`."""
+    for time in sorted(times):
+        if time > clock.now:
+            yield clock.at(time)
+        engine.reset_prefix_cache()
+
+
+def measuring(clock: Clock, engine: Engine, time: float) -> Process:
+    """Begin to measure at `time`."""
+    if time > clock.now:
+        yield clock.at(time)
+    engine.begin_measuring()

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from simpy.events import Event
 
-from sim.advance import GROW, IDLE, LIVELOCK, NOTIFY, advance, flatten
+from sim.advance import GROW, IDLE, LIVELOCK, NOTIFY, advance, flatten, reset_now
 from sim.blocks import EVICTIONS
-from sim.clients import clients
+from sim.clients import clients, measuring, resets
 from sim.clock import Clock, Process
 from sim.columns import K, R, T, W
-from sim.core import REFUSED, EngineConfig
+from sim.core import REFUSED, Core, EngineConfig
 from sim.cost import StepCost
 from sim.domain import StepsOutside, steps_outside
 from sim.errors import Livelock
@@ -52,6 +52,7 @@ class Totals(NamedTuple):
     num_preemptions: int
     num_evictions: int
     num_lookups: int
+    num_resets: int  # of the prefix cache, those that succeeded
     busy_time: float  # sum of step durations
     last_time: float  # end of the last step
     itl_histogram: Ints  # inter-token latencies, see sim/histogram.py
@@ -62,6 +63,7 @@ class Totals(NamedTuple):
     usage_time: float  # used blocks x step durations
     samples: Samples
     steps_outside: StepsOutside
+    warm_up: Totals | None = None  # the same sums at `measure_from`
 
 
 class Engine:
@@ -81,7 +83,9 @@ class Engine:
         self.on_records = on_records
         self.horizon = horizon
         self.num_done = 0
+        self.warm_up: Totals | None = None
         self.progress: Callable[[int, float], None] | None = None
+        self.observe: Callable[[Core], None] | None = None
         self.asleep: Event | None = None
         self.refused: set[int] = set()
         self.watchers: dict[int, Event] = {}  # by request id
@@ -98,6 +102,8 @@ class Engine:
                 core = self.state.core
                 arguments = flatten(core, self.cost)
             reason = advance(now, self.horizon(clock), *arguments)
+            if self.observe is not None:
+                self.observe(core)
             if core.count[K.num_records] >= ROWS:
                 self.deliver()
             if reason == GROW:
@@ -148,6 +154,19 @@ class Engine:
         self.watchers[int(core.requests[R.request_id, slot])] = done
         self.submit(slot)
         return done
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the cached content between two steps: now, or at the end of the step in flight.
+
+        It fails, without effect, where a request still holds a block then.
+        """
+        self.state.core.count[K.resets_due] += 1
+        if self.state.core.count[K.steps_in_flight] == 0:
+            reset_now(self.state.core)
+
+    def begin_measuring(self) -> None:
+        """Keep the sums of the time before now."""
+        self.warm_up = self.totals()
 
     def tell_watchers(self) -> None:
         """Let those go on who waited for requests that have ended."""
@@ -216,9 +235,10 @@ class Engine:
             num_preemptions=number(K.num_preemptions),
             num_evictions=int(core.pool.count[EVICTIONS]),
             num_lookups=number(K.num_lookups),
+            num_resets=number(K.num_resets),
             busy_time=float(clock[W.busy]),
             last_time=float(clock[W.last_update]),
-            itl_histogram=core.itl_histogram,
+            itl_histogram=core.itl_histogram.copy(),
             itl_count=number(K.itl_count),
             itl_sum=float(clock[W.itl_sum]),
             itl_sum_squares=float(clock[W.itl_sum_squares]),
@@ -226,6 +246,7 @@ class Engine:
             usage_time=float(clock[W.usage]),
             samples=samples_of(core),
             steps_outside=steps_outside(core),
+            warm_up=self.warm_up,
         )
 
 
@@ -237,24 +258,33 @@ def simulate(
     on_records: Callable[[Records], None],
     concurrency: int | None = None,
     think_times: Iterator[float] | None = None,
+    reset_prefix_cache: Sequence[float] = (),
+    measure_from: float | None = None,
     progress: Callable[[int, float], None] | None = None,
     horizon: Callable[[Clock], float] = Clock.horizon,
+    observe: Callable[[Core], None] | None = None,
 ) -> Totals:
     """Run requests through one engine until all have ended.
 
     Open loop: requests arrive at their arrival_time, sessions at their start. With `concurrency`,
     so many users send them in order, each the next one when its former has ended and it has
     thought for the next of `think_times` seconds (a session has pauses of its own, and no other).
+    The prefix cache is reset at each of `reset_prefix_cache` seconds where no block is in use then,
+    see Engine.reset_prefix_cache; Totals.warm_up is what had been added up by `measure_from` seconds.
     `on_records` gets columns of ended or refused requests (INT_FIELDS, FLOAT_FIELDS, "refused") in
     order of their end, NaN where a time does not exist. `progress` is told requests done and
     simulated seconds. `horizon` says how far an engine may run ahead; anything up to Clock.horizon
-    gives the same results.
+    gives the same results. `observe` is shown the engine each time that it stops, and may not touch it.
     """
     clock = Clock()
     engine = Engine(clock, config, cost, on_records, horizon)
     for process in clients(clock, engine, requests, concurrency, think_times):
         clock.process(process)
+    clock.process(resets(clock, engine, reset_prefix_cache))
+    if measure_from is not None:
+        clock.process(measuring(clock, engine, measure_from))
     engine.progress = progress
+    engine.observe = observe
     clock.run()
     engine.deliver()
     return engine.totals()

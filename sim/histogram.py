@@ -24,7 +24,7 @@ def new_histogram() -> Ints:
 @verb
 def bin_of(value: float) -> int:
     """The bin of a duration in seconds: exponent and leading mantissa bits of the float."""
-    if value < _SMALLEST:
+    if not value >= _SMALLEST:  # also of infinity less infinity, in a run that `simulation.run` refuses
         return 0
     if value >= _LARGEST:
         return NUM_BINS - 1

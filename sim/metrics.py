@@ -87,10 +87,15 @@ class Records:
     At most ROW_GROUP rows stay in memory; the rest goes to a Parquet file: `path`, or a temporary
     file where `path` is None. Without `path`, a smaller run touches no disk. Row groups have
     ROW_GROUP rows however the rows came in, so equal runs give equal files.
+
+    Requests that arrive before `measure_from` seconds are in the file and nowhere else: `num_rows`
+    and what is read here are of the others.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, measure_from: float = -math.inf) -> None:
+        self.measure_from = measure_from
         self.num_rows = 0
+        self.num_left_out = 0
         self._path = path
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._writer: pq.ParquetWriter | None = None
@@ -105,7 +110,9 @@ class Records:
             return
         self._pending.append({name: np.array(c) for name, c in with_latencies(chunk).items()})
         self._num_pending += n
-        self.num_rows += n
+        num_measured = int(np.count_nonzero(chunk["arrival_time"] >= self.measure_from))
+        self.num_rows += num_measured
+        self.num_left_out += n - num_measured
         while self._num_pending > ROW_GROUP:
             self._flush(ROW_GROUP)
 
@@ -133,7 +140,16 @@ class Records:
             self._temporary = None
 
     def chunks(self, *names: str) -> Iterator[tuple[Column, ...]]:
-        """The named columns, at most ROW_GROUP rows at a time. Only after close()."""
+        """The named columns, at most ROW_GROUP rows at a time and at least one. Only after close()."""
+        if self.num_left_out == 0:
+            yield from self._chunks(*names)
+            return
+        for arrival, *columns in self._chunks("arrival_time", *names):
+            measured = arrival >= self.measure_from
+            if measured.any():
+                yield tuple(column[measured] for column in columns)
+
+    def _chunks(self, *names: str) -> Iterator[tuple[Column, ...]]:
         if self._file is not None:
             for group in range(self._file.num_row_groups):
                 table = self._file.read_row_group(group, columns=list(names), use_threads=False)

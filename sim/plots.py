@@ -7,7 +7,10 @@ and the PNG holds no date or version: equal runs give equal bytes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import io
+import itertools
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 if TYPE_CHECKING:
     from sim.metrics import Records
@@ -36,6 +40,11 @@ FATES: Parts = {
     "fate_partial_block": ("partial_block", "#F0E442"),
     "fate_isolated": ("isolated", "#009E73"),
     "fate_cold": ("cold", GREY),
+}
+TTFT_PARTS: Parts = {
+    "front_end_time_ms": ("front end", "#CC79A7"),
+    "queue_time_ms": ("queueing", GREY),
+    "prefill_time_ms": ("prefill", BLUE),
 }
 UNCACHED: Parts = {"prompt_len": ("all computed: prefix caching is off", GREY)}
 
@@ -85,6 +94,34 @@ def drawn(path: Path, inches: tuple[float, float]) -> Iterator[Figure]:
         figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
+def svg(draw: Callable[[Axes], object], inches: tuple[float, float], name: str) -> str:
+    """What `draw` draws, as an SVG element to put into a page beside others of other names.
+
+    Text stays text, the ground is transparent, and ink, grid and blue take the page's colours: the
+    text colour and the CSS variables --grid and --blue. The ids that remain are this figure's own.
+    """
+    ink, grid = "#010203", "#030201"  # stand-ins, which no figure has
+    colours = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor"), ink)
+    colours |= {"xtick.color": ink, "ytick.color": ink, "grid.color": grid}
+    rules: Any = _STYLE | colours | {"svg.fonttype": "none", "svg.hashsalt": name}
+    with mpl.rc_context(rc=mpl.rcParamsDefault), mpl.rc_context(rc=rules):
+        figure = Figure(figsize=inches, layout="constrained")
+        figure.patch.set_visible(False)
+        axes = figure.subplots()
+        axes.patch.set_visible(False)
+        draw(axes)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    element = text.getvalue()
+    element = element[element.index("<svg") :].strip()
+    element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
+    element = re.sub(r' xmlns(:xlink)?="[^"]*"', "", element).replace("xlink:href", "href")
+    element = re.sub(r'<g id="[^"]*"', "<g", element)  # groups that nothing refers to
+    for colour, name_there in ((ink, "currentColor"), (grid, "var(--grid)"), (BLUE.lower(), "var(--blue)")):
+        element = element.replace(colour, name_there)
+    return element
+
+
 def ttft_cdf(axes: Axes, records: Records) -> Axes:
     """Cumulative distribution of TTFT and of its queueing part, in seconds."""
     levels = np.linspace(0.0, 100.0, 501)
@@ -98,6 +135,32 @@ def ttft_cdf(axes: Axes, records: Records) -> Axes:
             axes.plot(quantiles, levels, color=colour, label=label, lw=1.8)
     axes.set(title="Time to first token", xlabel="seconds", ylabel="% of requests at or below", ylim=(0, 101))
     axes.set_xlim(left=0.0)
+    axes.legend(loc="lower right")
+    return axes
+
+
+def compare_figure(field: str, ttft: dict[str, Floats], path: Path) -> None:
+    """Write the figure of a comparison as a PNG: the TTFT, in ms, of the runs with each value of a field."""
+    with drawn(path, (7.2, 4.2)) as figure:
+        ttft_cdfs(figure.subplots(), ttft).set(title=f"Time to first token by {field}")
+
+
+def ttft_cdfs(axes: Axes, ttft: dict[str, Floats]) -> Axes:
+    """Cumulative distributions of several runs' TTFT, given in ms, by label; NaN is left out.
+
+    In seconds on a logarithmic axis, for caching can change TTFT a hundredfold.
+    """
+    levels = np.linspace(0.0, 100.0, 501)
+    styles = itertools.product(("-", "--", ":", "-."), (BLUE, ORANGE, "#009E73", "#CC79A7", "#000000"))
+    for (label, values), (dashes, colour) in zip(ttft.items(), itertools.cycle(styles), strict=False):
+        values = values[~np.isnan(values)]
+        if len(values):
+            quantiles = np.percentile(values / 1e3, levels)
+            axes.plot(quantiles, levels, color=colour, ls=dashes, label=label, lw=1.8)
+    axes.set(xlabel="seconds", ylabel="% of requests at or below", ylim=(0, 101), xscale="log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.legend(loc="lower right")
     return axes
 
@@ -137,6 +200,49 @@ def tokens_over_time(axes: Axes, records: Records, edges: Floats, start: float, 
     axes.set_ylim(0.0, 1.2 * max(float(low.max()), 1.0))  # room for the legend
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.legend(loc="upper right", ncols=len(parts))
+    return axes
+
+
+def cache_over_time(axes: Axes, series: dict[str, Floats], start: float, end: float) -> Axes:
+    """KV use, and the hit rate of the admissions in each of at most BINS spans of time, in %.
+
+    The rate of a span is what the counters of hits and queries grew by in it; a gap where nobody
+    was admitted.
+    """
+    places = np.unique(np.linspace(0, len(series["time"]) - 1, BINS + 1).astype(np.int64))
+    if len(series["time"]):
+        time = series["time"][places] - start
+        queries, hits = (np.diff(series[f"prefix_cache_{name}"][places]) for name in ("queries", "hits"))
+        rate = np.divide(hits, queries, out=np.full(len(queries), np.nan), where=queries > 0)
+        use = series["kv_cache_usage_perc"][places]
+        axes.plot(time, 100 * use, color=ORANGE, lw=1.5, ls="--", label="KV use")
+        axes.plot(time[1:], 100 * rate, color=BLUE, lw=1.5, label="hit rate", drawstyle="steps-pre")
+        axes.legend(loc="upper right", ncols=2)
+    axes.set(title="Prefix cache", xlabel="simulated seconds", ylabel="%")
+    axes.set_xlim(0.0, end)
+    axes.set_ylim(0.0, 118.0)  # room for the legend
+    return axes
+
+
+def latency_breakdown(axes: Axes, records: Records) -> Axes:
+    """TTFT by its parts, in seconds: means over requests in the order of their TTFT, 5 % at a time.
+
+    The fastest are on the left. Parts are stacked, so that the top of a bar is the mean TTFT.
+    """
+    ttft = records.column("ttft_ms")
+    order = np.argsort(ttft, kind="stable")[: np.count_nonzero(~np.isnan(ttft))]  # NaN, refused, sorts last
+    bars = min(20, len(order))
+    edges = np.linspace(0.0, 100.0, bars + 1)
+    low = np.zeros(bars)
+    for name, (label, colour) in TTFT_PARTS.items():
+        slices = np.array_split(records.column(name)[order], bars) if bars else []
+        top = low + np.array([part.mean() for part in slices]) / 1e3
+        axes.stairs(top, edges, baseline=low, fill=True, color=colour, label=label)
+        low = top
+    axes.set(title="Parts of TTFT", xlabel="percentile of TTFT", ylabel="seconds")
+    axes.set_xlim(0.0, 100.0)
+    axes.set_ylim(bottom=0.0)
+    axes.legend(loc="upper left")
     return axes
 
 

@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,18 +24,20 @@ if TYPE_CHECKING:
 WIDTH = 64
 LABEL = 42
 DAY = 24 * 3600.0  # seconds
+SHOWN_TENANTS = 20  # on the console
 RESULT_FILES = frozenset(
     {"summary.json", "requests.parquet", "timeseries.parquet", "scenario.yaml", "run.png"}
 )
+COMPARE_FILES = frozenset({"compare.csv", "compare.png"})  # and a folder of RESULT_FILES for each value
 
-_HEADINGS = {
+HEADINGS = {
     "ttft": "Time to First Token",
     "tpot": "Time per Output Token (excl. 1st token)",
     "itl": "Inter-token Latency",
     "e2el": "End-to-end Latency",
 }
-_PARTS = {"front_end_time": "Front end", "queue_time": "Queueing", "prefill_time": "Prefill"}
-_FATES = {
+PART_NAMES = {"front_end_time": "Front end", "queue_time": "Queueing", "prefill_time": "Prefill"}
+FATE_MEANINGS = {
     "hit": "found in the cache",
     "evicted": "was in the cache, lost",
     "last_token": "in a last block that is always computed",
@@ -44,7 +46,7 @@ _FATES = {
     "cold": "never computed before",
 }
 _COLOURS = {"STABLE": "green", "BACKLOGGED": "yellow", "OVERLOADED": "red"}
-_VERDICTS = {
+VERDICTS = {
     "STABLE": "the engine kept up with its arrivals",
     "BACKLOGGED": "in the last third, queueing is more than half of TTFT",
     "OVERLOADED": "waiting work grew to the end: latencies depend on the length of the run",
@@ -75,19 +77,21 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
     yield _line("Output token throughput (tok/s):", s["output_throughput"])
     yield _line("Total token throughput (tok/s):", s["total_token_throughput"])
     yield _line("Peak concurrent requests:", s["max_concurrent_requests"])
-    for name, heading in _HEADINGS.items():
+    for name, heading in HEADINGS.items():
         yield _heading(heading)
         short = name.upper()
         yield _line(f"Mean {short} (ms):", s[f"mean_{name}_ms"])
         yield _line(f"Median {short} (ms):", s[f"median_{name}_ms"])
         for quantile in QUANTILES[1:]:
             yield _line(f"P{quantile} {short} (ms):", s[f"p{quantile}_{name}_ms"])
+    yield from _warm_up_lines(result)
     yield from _ttft_lines(result)
     yield from _cache_lines(result)
     yield from _fate_lines(result)
+    yield from _tenant_lines(s["by_tenant"])
     yield _heading("Load")
     verdict = s["saturation"]
-    yield f"bold {_COLOURS[verdict]}", f"{verdict}: {_VERDICTS[verdict]}"
+    yield f"bold {_COLOURS[verdict]}", f"{verdict}: {VERDICTS[verdict]}"
     if (users := scenario.workload.concurrency) is not None:
         yield "dim", f"  closed loop: {users} users set the pace; all send their first request at time 0"
     yield _line("Queueing share of TTFT, last third:", s["queueing_share"])
@@ -109,10 +113,24 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
         yield "yellow", f"warning: {text}"
 
 
+def _warm_up_lines(result: Result) -> Iterator[tuple[str, str]]:
+    """What `measure_from` leaves out, and what it changes; nothing where nobody asked."""
+    s = result.summary
+    if "measure_from" not in s:
+        return
+    yield _heading("Warm-up")
+    yield _line("Measured from (s), simulated:", s["measure_from"])
+    yield _line("Requests left out, having arrived before:", s["num_requests_left_out"])
+    if result.resolved.config.enable_prefix_caching:
+        both = s["prefix_cache_hit_rate"], s["prefix_cache_hit_rate_with_warm_up"]
+        yield _line("Hit rate without / with them (%):", *map(_percent, both))
+    yield "dim", "  counts of the engine are from then on; its peaks are the whole run's"
+
+
 def _ttft_lines(result: Result) -> Iterator[tuple[str, str]]:
     s = result.summary
     yield _heading("Parts of TTFT")
-    for name, part in _PARTS.items():
+    for name, part in PART_NAMES.items():
         values = (s[f"{figure}_{name}_ms"] for figure in ("mean", "median", "p99"))
         yield _line(f"{part}, mean / median / P99 (ms):", *values)
     hashing = "no hashing charged"
@@ -135,6 +153,8 @@ def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
         yield "", "off: enable_prefix_caching is false"
     yield _line("Tokens computed, all:", s["num_computed_tokens"])
     yield _line("Evicted blocks:", s["num_evictions"])
+    if "prefix_cache_resets" in s:
+        yield _line("Resets, done / asked for:", s["prefix_cache_resets"], s["prefix_cache_resets_asked"])
     yield _line("Preemptions:", s["num_preemptions"])
     yield _line("Re-admissions:", s["num_readmissions"])
     yield _line("Re-admissions: tokens hit / looked up:", s["preempted_hits"], s["preempted_queries"])
@@ -158,11 +178,25 @@ def _fate_lines(result: Result) -> Iterator[tuple[str, str]]:
         return
     yield _heading("Prompt Tokens by Fate")
     total = sum(fates.values())
-    for name, meaning in _FATES.items():
+    for name, meaning in FATE_MEANINGS.items():
         share = f"{100 * fates[name] / total:6.2f} %" if total else "-"
         yield "", f"{name:<15}{fates[name]:>16}  {share}  {meaning}"
     if result.resolved.scenario.workload.kind == "trace":
         yield "dim", "  sharing below a trace's own block is unknown: it counts as cold"
+
+
+def _tenant_lines(rows: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The SHOWN_TENANTS largest tenants, a line each; nothing where there are none."""
+    if not rows:
+        return
+    yield _heading("Tenants")
+    yield "dim", f"{'':<20}{'requests':>10}{'hit %':>8}{'mean TTFT ms':>13}{'P95 TTFT ms':>13}"
+    for row in rows[:SHOWN_TENANTS]:
+        figures = _percent(row["prefix_cache_hit_rate"]), row["mean_ttft_ms"], row["p95_ttft_ms"]
+        rate, mean, p95 = map(_number, figures)
+        yield "", f"{row['tenant'][:19]:<20}{row['requests']:>10}{rate:>8}{mean:>13}{p95:>13}"
+    if len(rows) > SHOWN_TENANTS:
+        yield "dim", f"  and {len(rows) - SHOWN_TENANTS} smaller ones: by_tenant in the summary"
 
 
 def _setting(result: Result) -> str:
@@ -176,7 +210,12 @@ def _setting(result: Result) -> str:
 
 def show(result: Result, console: Console) -> None:
     """Print the console block."""
-    for style, text in lines(result):
+    print_lines(lines(result), console)
+
+
+def print_lines(styled: Iterable[tuple[str, str]], console: Console) -> None:
+    """Print (style, text) lines as they are, however wide the terminal."""
+    for style, text in styled:
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -233,9 +272,16 @@ def _refuse_foreign(out: Path) -> None:
         raise InputError(f"--out {out}: there is a file of that name; give a folder") from None
     except OSError as error:
         raise InputError(f"--out {out}: cannot be read: {_reason(error)}") from None
-    foreign = [name for name in names if name not in RESULT_FILES]
+    allowed = RESULT_FILES
+    if "compare.csv" in names:
+        allowed = COMPARE_FILES | {name for name in names if _is_result_folder(out / name)}
+    foreign = [name for name in names if name not in allowed]
     if foreign:
         raise InputError(f"--out {out}: holds {foreign[0]}, which no run wrote; give a new or empty folder")
+
+
+def _is_result_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and set(os.listdir(path)) <= RESULT_FILES
 
 
 def _remove_abandoned(out: Path) -> None:

@@ -22,6 +22,7 @@ from workloads import AnyWorkload
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Milliseconds = Annotated[float, Field(gt=0.0)]
+Seconds = Annotated[float, Field(ge=0.0, le=1e12)]  # of simulated time, as arrival times are
 Microseconds = Annotated[float, Field(ge=0.0, le=1e9)]
 
 ROOFLINE = "roofline"  # a cost: from the GPU's data sheet
@@ -109,6 +110,8 @@ class Scenario(Section):
     cost: str | WholeStep | None = None
     workload: AnyWorkload
     slo: SloLimits | None = None
+    reset_prefix_cache: list[Seconds] = []  # vLLM's call at these times; it fails while blocks are in use
+    measure_from: Seconds | None = None  # the summary is of requests that arrive from then on
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:

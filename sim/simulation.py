@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sim.errors import InputError, Livelock
+from sim.groups import breakdowns
 from sim.metrics import Records, Slo, summarize
 from sim.request import Batch, Session
 from sim.resolve import Resolved, resolve
 from sim.scenario import Scenario
+from sim.warm_up import effect, measured
 from workloads import AnyWorkload, SessionWorkload, WorkloadWarning
+
+if TYPE_CHECKING:
+    from sim.recorder import Recorder
 
 LATEST = 1e12  # seconds: later than that, a float has no more milliseconds
 
@@ -31,12 +37,17 @@ class Result(NamedTuple):
 
 
 def run(
-    scenario: Scenario, *, progress: Callable[[int, float], None] | None = None, folder: Path | None = None
+    scenario: Scenario,
+    *,
+    progress: Callable[[int, float], None] | None = None,
+    folder: Path | None = None,
+    recorder: Recorder | None = None,
 ) -> Result:
     """Simulate; records go to `folder`/requests.parquet if there is a folder.
 
-    progress(requests done, simulated seconds) is called now and then. Raises InputError if no
-    request can run, WorkloadError for bad data in the workload's files.
+    progress(requests done, simulated seconds) is called now and then; `recorder` takes down its part
+    of the run, see sim/recorder.py. Raises InputError if no request can run, WorkloadError for bad
+    data in the workload's files.
     """
     resolved = resolve(scenario)
     from sim.domain import domain_warnings, with_share_on_kappa
@@ -45,7 +56,8 @@ def run(
 
     config = resolved.config._replace(token_fates=resolved.config.enable_prefix_caching)
     workload = scenario.workload
-    records = Records(folder / "requests.parquet" if folder else None)
+    begin = scenario.measure_from if scenario.measure_from is not None else -math.inf
+    records = Records(folder / "requests.parquet" if folder else None, begin)
     refused: list[int] = []
     num_refused = longest = over_context = 0
 
@@ -61,6 +73,9 @@ def run(
         records.append(chunk)
 
     seed = np.random.SeedSequence(scenario.seed)
+    stops: dict[str, Any] = {}
+    if recorder is not None:
+        stops = {"horizon": recorder.horizon, "observe": recorder.observe}
     told: list[str] = []
     try:
         with _told_by_workload(told), np.errstate(over="ignore", invalid="ignore"):
@@ -70,14 +85,18 @@ def run(
                 resolved.step_time.cost,
                 concurrency=workload.concurrency,
                 think_times=_think_times(workload, seed),
+                reset_prefix_cache=scenario.reset_prefix_cache,
+                measure_from=scenario.measure_from,
                 on_records=collect,
                 progress=progress,
+                **stops,
             )
         records.close()
         limit = min(config.max_model_len, (config.num_gpu_blocks - 1) * config.block_size)
-        if records.num_rows == 0:
+        num_requests = records.num_rows + records.num_left_out
+        if num_requests == 0:
             raise InputError(f"{scenario.name}: the workload has no requests")
-        if num_refused == records.num_rows:
+        if num_refused == num_requests:
             raise InputError(
                 f"{scenario.name}: none of the {num_refused} requests can run: the limit is {limit} tokens "
                 f"(engine.max_model_len {config.max_model_len}; engine.num_gpu_blocks "
@@ -88,8 +107,17 @@ def run(
                 f"{scenario.name}: the run ends {totals.last_time:g} s after it starts, too late for a clock "
                 f"that knows milliseconds up to {LATEST:g} s; check arrivals, think times and step times"
             )
+        if records.num_rows == 0:
+            raise InputError(
+                f"{scenario.name}: measure_from: all {num_requests} requests arrive before {begin:g} s, "
+                "so nothing is left to measure; lower it"
+            )
         slo = Slo(**scenario.slo.model_dump()) if scenario.slo else None
-        figures = summarize(records, totals, config, slo, resolved.step_time.cost)
+        counted = totals if scenario.measure_from is None else measured(totals, records)
+        figures = summarize(records, counted, config, slo, resolved.step_time.cost)
+        if scenario.measure_from is not None:
+            figures |= effect(totals, records)
+        figures |= breakdowns(records, workload.tenant_names, fates=config.token_fates)
     except Livelock as problem:
         records.discard()
         raise InputError(
@@ -101,16 +129,24 @@ def run(
         raise
     cost = resolved.step_time.cost
     outside = domain_warnings(totals.steps_outside, totals.num_steps, cost)
-    assumed = with_share_on_kappa(resolved.assumed, over_context, records.num_rows, cost)
+    assumed = with_share_on_kappa(resolved.assumed, over_context, num_requests, cost)
     notes = [*resolved.step_time.warnings, *outside, *told]
     if num_refused:
         named = ", ".join(map(str, refused)) + (", …" if num_refused > len(refused) else "")
-        of_all = f"{num_refused} of {records.num_rows} requests"
+        of_all = f"{num_refused} of {num_requests} requests"
         notes.append(f"{of_all} can never fit in {limit} tokens and were refused: {named}")
     if config.enable_prefix_caching and longest <= config.block_size:
         notes.append(
             f"no prompt is longer than one block of {config.block_size} tokens (the longest has {longest}): "
             "hits will be 0; lower engine.block_size"
+        )
+    asked = len(scenario.reset_prefix_cache)
+    if asked:
+        figures |= {"prefix_cache_resets_asked": asked, "prefix_cache_resets": totals.num_resets}
+    if asked and totals.num_resets < asked:
+        notes.append(
+            f"{asked - totals.num_resets} of {asked} resets of the prefix cache failed, as in vLLM, since "
+            "requests held blocks then; move reset_prefix_cache to times without running requests"
         )
     head = {"name": scenario.name, "model": scenario.model, "gpu": scenario.gpu, "seed": scenario.seed}
     hashing = {

@@ -345,3 +345,21 @@ def test_terminal_without_utf8(folder: Path) -> None:
         assert (process.returncode, said) == (0, "")
         if output == "json":
             assert json.loads(shown)["name"] == "schön 日本"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["workload.arrival=constant", "workload.request_rate=1e-308"],
+        ["workload.arrival=step", "workload.schedule=[[0, 1e-308]]", "workload.request_rate=.inf"],
+    ],
+)
+def test_a_run_beyond_all_time_corrupts_nothing(changes: list[str]) -> None:
+    """Infinity less infinity is in no bin of a histogram; in plain Python a wrong bin is an IndexError."""
+    scan = str(Path(__file__).parent.parent / "scenarios" / "scan.yaml")
+    sets = [word for change in ["workload.num_requests=50", *changes] for word in ("--set", change)]
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    program = [sys.executable, "-m", "sim.cli", "run", scan, *sets]
+    done = subprocess.run(program, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert "too late for a clock" in done.stderr and done.stderr.count("\n") == 1

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
+from workloads.errors import WorkloadError
 from workloads.lengths import Length
+from workloads.popularity import PoolSize
 from workloads.session import Request, SessionWorkload
+
+MOST_TURNS = 10_000  # of a session
 
 
 class MultiTurn(SessionWorkload):
@@ -20,7 +24,7 @@ class MultiTurn(SessionWorkload):
 
     kind: Literal["multi_turn"] = "multi_turn"
     num_turns: Length = Field(description="of a session")
-    num_system_prompts: PositiveInt = 1
+    num_system_prompts: PoolSize = 1
     system_prompt_len: int = Field(0, ge=0, le=2**31 - 1)
     user_len: Length = Field(description="tokens a turn adds before its answer")
     output_len: Length
@@ -30,6 +34,8 @@ class MultiTurn(SessionWorkload):
     def requests(self, rng: np.random.Generator, session: int) -> list[Request]:
         system = int(rng.integers(self.num_system_prompts))
         turns = int(self.num_turns.draw(rng, 1)[0])
+        if turns > MOST_TURNS:
+            raise WorkloadError(f"num_turns: a session drew {turns}, more than {MOST_TURNS}: lower it")
         user, output = self.user_len.draw(rng, turns), self.output_len.draw(rng, turns)
         pauses = np.full(turns, self.think_time)
         if self.think_time_distribution == "exponential":

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Self
 
 import numpy as np
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from sim.request import Ints
 from workloads.base import Spec
 from workloads.lengths import MAX_LEN
-from workloads.popularity import draw_ranks, zipf_bounds
+from workloads.popularity import PoolSize, draw_ranks, zipf_bounds
 
 
 class PrefixModel(Spec):
@@ -20,7 +20,7 @@ class PrefixModel(Spec):
     tokens (at most all) or the share `shared_fraction` (rounded down) are the group's.
     """
 
-    num_groups: PositiveInt | None = Field(None, description="none: the file's prefix_group column")
+    num_groups: PoolSize | None = Field(None, description="none: the file's prefix_group column")
     zipf_alpha: float = Field(1.0, ge=0, allow_inf_nan=False, description="group i: weight (i + 1)**-alpha")
     shared_fraction: float | None = Field(None, gt=0, le=1, description="of each prompt")
     prefix_len: Annotated[int, Field(ge=1, le=MAX_LEN)] | None = Field(None, description="tokens")

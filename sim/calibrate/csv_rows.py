@@ -66,8 +66,9 @@ def read_rows(path: Path, gpu: GpuSpec) -> pd.DataFrame:
     _check_cells(path, frame)
     check_times(path, frame, gpu)
     _check_once(path, frame)
-    if "device" in frame and len(devices := sorted(set(frame.device[frame.op != "hash"]) - {""})) > 1:
-        raise InputError(f"{path}: device: rows of {' and '.join(devices)}; keep those of one")
+    for kernels in (frame.op != "hash", frame.op == "hash"):  # of a GPU, and of a CPU
+        if "device" in frame and len(devices := sorted(set(frame.device[kernels]) - {""})) > 1:
+            raise InputError(f"{path}: device: rows of {' and '.join(devices)}; keep those of one")
     return frame
 
 

@@ -66,7 +66,7 @@ def read_csv(
         framework="; ".join(sorted(set(rows.get("versions", pd.Series(dtype=str))) - {""})) or "not said",
         kernel=", ".join(names) or "not said",
     )
-    devices = sorted(set(rows.get("device", pd.Series(dtype=str))) - {""})
+    devices = sorted(set(rows.device[rows.op != "hash"]) - {""}) if "device" in rows else []
     return Timings(
         gemm=gemm,
         gemm_bf16=lm_head,

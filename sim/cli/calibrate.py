@@ -68,10 +68,12 @@ def calibrate(
         if validate:
             if any(one is not None for one in (gpu, model, source, timings, run, load, *about.values())):
                 raise InputError("calibrate --validate: goes with --data and --out only")
-            from sim.validate.page import check_options
+            from sim.validate.page import DATA, check_options
             from sim.validate.page import validate as hold_against_bars
 
             check_options(data, out)
+            if data is None and out is None and not DATA.is_dir():
+                raise InputError(f"calibrate --validate: no measurements in {DATA}: give --data or --out")
             announce_compilation()
             raise typer.Exit(hold_against_bars(data, out))
         if data is not None:

@@ -24,7 +24,7 @@ INTERRUPTED = "interrupted; nothing was written"
 def one_line_errors() -> Iterator[None]:
     """Bad input ends in one line and status 2, Ctrl-C in one and 130; nothing else is hidden."""
     if signal.getsignal(signal.SIGINT) is leave:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on, there is what to clean up
+        signal.signal(signal.SIGINT, interrupt)  # from here on, there is what to clean up
     try:
         from workloads.errors import WorkloadError
 
@@ -48,6 +48,20 @@ def one_line_errors() -> Iterator[None]:
     except OSError as error:  # a full disk, a folder that went away
         say(f"{error.filename or 'input or output'}: {reason(error)}")
         raise typer.Exit(2) from None
+    finally:
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def interrupt(*_: object) -> None:
+    """What Ctrl-C does while a command works. Raises KeyboardInterrupt.
+
+    Where a destructor or a callback of the compiler swallows that, it is raised again a second later.
+    """
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 1.0)
+    raise KeyboardInterrupt
 
 
 def leave(*_: object) -> None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sim.cli.app import Format, FormatOption, app
 from sim.cli.messages import announce_compilation, one_line_errors, progress_bar, say
+from sim.errors import InputError
+from sim.out_file import check_out, replace_text
+
+if TYPE_CHECKING:
+    from sim.recorder import Recorder
+    from sim.simulation import Result
 
 
 @app.command()
@@ -27,25 +35,64 @@ def run(
             help="Write summary.json, requests.parquet, timeseries.parquet, scenario.yaml and run.png there.",
         ),
     ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH=A,B",
+            help="Run the same load with each value of a field, side by side; with --out, a folder for each.",
+        ),
+    ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json[.gz]", help="Write steps and requests there, to open in Perfetto."),
+    ] = None,
+    timeline_window: Annotated[
+        str | None,
+        typer.Option(metavar="START:END", help="Simulated seconds that the timeline shows."),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write a page of figures and tables there."),
+    ] = None,
     output: FormatOption = Format.table,
 ) -> None:
     """Simulate a scenario and report hit rate, latencies and load."""
     with one_line_errors():
+        if compare is not None:
+            if any(given is not None for given in (timeline, timeline_window, report)):
+                raise InputError("--timeline and --report show one run; leave them out, or --compare")
+            _run_side_by_side(scenario, overrides or (), compare, out, output)
+            return
         from sim.report import result_folder, show, to_json, write
         from sim.scenario import load
 
         loaded = load(scenario, overrides or ())
+        if report is not None:
+            _check_file("--report", report, (".html",), scenario, out)
+        recorder = _recorder(timeline, timeline_window, scenario, out)
         from sim.simulation import run as simulate  # with numba: bad input is told before it
 
         with result_folder(out) if out is not None else contextlib.nullcontext() as folder:
             announce_compilation()
             with progress_bar(loaded) as progress:
-                result = simulate(loaded, progress=progress, folder=folder)
+                result = simulate(loaded, progress=progress, folder=folder, recorder=recorder)
             if folder is not None:
                 write(result, folder)
+            page = _page(result) if report is not None else ""
             result.records.discard()
         if out is not None:
             say(f"written: {', '.join(sorted(path.name for path in out.iterdir()))} in {out}")
+        if report is not None:
+            replace_text(report, page)
+            say(f"written: {report}")
+        if timeline is not None and recorder is not None:
+            from sim.timeline import left_out, write_timeline
+
+            write_timeline(recorder, timeline)
+            say(f"written: {timeline}")
+            num_requests = result.records.num_rows + result.records.num_left_out
+            if (told := left_out(recorder, num_requests)) is not None:
+                say(told)
         if output is Format.json:
             for text in result.summary["warnings"]:
                 say(f"warning: {text}")
@@ -55,3 +102,81 @@ def run(
 
             show(result, Console())
         sys.stdout.flush()
+
+
+def _run_side_by_side(
+    scenario: Path, overrides: Sequence[str], compared: str, out: Path | None, output: Format
+) -> None:
+    """Run a scenario once for each value of `compared`, and report the runs together."""
+    from sim.compare import folder_names, lines, load_all, to_csv, to_object
+    from sim.report import print_lines, result_folder, to_json, write
+
+    field, scenarios = load_all(scenario, overrides, compared)
+    from sim.simulation import run as simulate
+
+    summaries: dict[str, dict[str, Any]] = {}
+    ttft = {}
+    with result_folder(out) if out is not None else contextlib.nullcontext() as folder:
+        announce_compilation()
+        for (value, loaded), name in zip(scenarios.items(), folder_names(field, scenarios), strict=True):
+            within = folder / name if folder is not None else None
+            if within is not None:
+                within.mkdir()
+            with progress_bar(loaded) as progress:
+                result = simulate(loaded, progress=progress, folder=within)
+            summaries[value] = result.summary
+            if within is not None:
+                write(result, within)
+                ttft[value] = result.records.column("ttft_ms")
+            result.records.discard()
+        if folder is not None:
+            from sim.plots import compare_figure
+
+            (folder / "compare.csv").write_text(to_csv(field, summaries), encoding="utf-8")
+            compare_figure(field, ttft, folder / "compare.png")
+    if out is not None:
+        say(f"written: {', '.join(sorted(path.name for path in out.iterdir()))} in {out}")
+    if output is Format.json:
+        for value, summary in summaries.items():
+            for text in summary["warnings"]:
+                say(f"warning ({value}): {text}")
+        sys.stdout.write(to_json(to_object(field, summaries)))
+    else:
+        from rich.console import Console
+
+        print_lines(lines(field, summaries), Console())
+    sys.stdout.flush()
+
+
+def _recorder(
+    timeline: Path | None, window: str | None, scenario: Path, out: Path | None
+) -> Recorder | None:
+    """What takes the timeline down; raises InputError if it could not be written or the window is none."""
+    if timeline is None:
+        if window is not None:
+            raise InputError("--timeline-window: there is no timeline; name its file with --timeline")
+        return None
+    _check_file("--timeline", timeline, (".json", ".gz"), scenario, out)
+    from sim.recorder import Recorder
+
+    start, colon, end = (window or ":").partition(":")
+    try:
+        recorder = Recorder(float(start or 0.0), float(end or math.inf))
+    except ValueError:
+        colon = ""
+    if not colon or not 0.0 <= recorder.start < recorder.end:
+        raise InputError(f"--timeline-window {window}: should read START:END in seconds, as in 60:90")
+    return recorder
+
+
+def _check_file(option: str, path: Path, endings: Sequence[str], scenario: Path, out: Path | None) -> None:
+    """Raise InputError if the file that `option` names cannot be written."""
+    if out is not None and path.resolve().is_relative_to(out.resolve()):
+        raise InputError(f"{option} {path}: lies in --out {out}, which is replaced; name a file elsewhere")
+    check_out(path, option=option, inputs=[scenario], endings=endings)
+
+
+def _page(result: Result) -> str:
+    from sim.html_report import to_html  # with jinja2 and matplotlib: only a run that needs them waits
+
+    return to_html(result)

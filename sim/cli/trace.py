@@ -41,7 +41,7 @@ def describe(
     file: FileArgument,
     block_size: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Tokens in a block, for the ideal hit rate; again for another."),
+        typer.Option(min=1, max=1 << 20, help="Tokens in a block of the ideal hit rate; again for another."),
     ] = None,
     fields: SetOption = None,
     skip_bad_lines: SkipOption = False,
@@ -76,7 +76,7 @@ def convert(
     to: Annotated[Target, typer.Option("--to", help="The form to write.")] = Target.mooncake,
     block_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens an id stands for, where the trace has none. Default: 512."),
+        typer.Option(min=1, max=1 << 20, help="Tokens of an id, where the trace has none. Default: 512."),
     ] = None,
     fields: SetOption = None,
     skip_bad_lines: SkipOption = False,

@@ -60,5 +60,7 @@ outside_decode_kv = 58
 outside_query_len = 59
 outside_context_len = 60
 history_nodes = 61  # in use, the root among them
+resets_due = 62  # resets of the prefix cache asked for during a step
+num_resets = 63  # that succeeded
 
-WIDTH = 62
+WIDTH = 64

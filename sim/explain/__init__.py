@@ -103,6 +103,8 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
             f"{config.num_gpu_blocks - 1}; try --set engine.num_gpu_blocks=21"
         )
     seed = np.random.SeedSequence(scenario.seed)
+    if scenario.reset_prefix_cache or scenario.measure_from is not None:
+        raise InputError(f"{path}: explain knows neither reset_prefix_cache nor measure_from: drop them")
     if isinstance(workload, SessionWorkload):
         raise InputError(f"{path}: explain draws requests whose arrival is known; sessions wait for answers")
     batches, num_requests = [], 0

@@ -15,6 +15,7 @@ from typing import IO, Any, Literal, cast
 import numpy as np
 
 from sim.errors import InputError
+from sim.out_file import check_out
 from sim.request import Batch
 from workloads import Trace
 from workloads.content import Numbering
@@ -41,8 +42,9 @@ def convert(
     segments gets ids for blocks of `block_size` tokens (512) of its prompts, the last may be partial:
     what answers share with later prompts is kept only in segments. `seed` draws what the file does
     not say. Returns the reader, which knows what was skipped. Raises WorkloadError for bad data,
-    InputError for a block size that the ids do not have, OSError where the file cannot be written.
+    InputError for a block size that the ids do not have and for an `out` that cannot become a file.
     """
+    check_out(out, option="OUT", inputs=[Path(trace.path)])
     reader = trace.reader(np.random.SeedSequence(seed))
     chains = Numbering()
     done = 0
@@ -117,10 +119,9 @@ def _plain(number: float) -> int | float:
 
 @contextlib.contextmanager
 def _written_whole(out: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name only when all is written."""
-    if not out.parent.is_dir():
-        raise InputError(f"{out}: there is no folder {out.parent}: create it, or write elsewhere")
-    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+    """A file that takes its name only when all is written; through a link to the file it leads to."""
+    out = out.resolve()
+    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name[:100]}.")
     try:
         with os.fdopen(handle, "wb") as raw:
             if out.suffix == ".gz":  # without name and time: the same requests give the same bytes

@@ -1,0 +1,187 @@
+"""The report of a run as one HTML page that needs nothing else: figures, tables, scenario, provenance.
+
+The page asks the network for nothing and forbids it by a policy of its own. It has no date and no
+path of this machine but those that the scenario gives, so equal runs give equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jinja2
+import numpy as np
+from matplotlib.axes import Axes
+
+from sim import __version__, plots
+from sim.metrics import HIT_RATE_DEFINITION
+from sim.report import FATE_MEANINGS, HEADINGS, PART_NAMES, VERDICTS
+from sim.scenario import to_yaml
+from sim.simulation import Result
+
+INCHES = (5.0, 3.3)  # of a figure: about the width of a phone, so that its text keeps its size
+SHOWN_ROWS = 100  # of a table by tenant
+Row = list[str]
+_GROUP_HEADER = (
+    "requests", "hit rate", "mean TTFT", "P95 TTFT", "evicted", "cold", "tokens hit", "looked up", "failed",
+)  # fmt: skip
+
+
+class Table(NamedTuple):
+    """A table of texts; columns after the first are numbers."""
+
+    title: str
+    header: Row
+    rows: list[Row]
+    note: str = ""
+
+
+def to_html(result: Result) -> str:
+    """The page. Reads the records of `result`, which must not be discarded yet; modifies nothing."""
+    loader = jinja2.PackageLoader("sim", "templates")
+    options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    pages = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
+    summary = result.summary
+    return pages.get_template("report.html").render(
+        s=summary,
+        version=__version__,
+        verdict=VERDICTS[summary["saturation"]],
+        cards=_cards(summary),
+        figures=list(_figures(result)),
+        tables=[table for table in _tables(summary) if table.rows],
+        scenario=to_yaml(result.resolved.scenario),
+        pool=_pool(result),
+    )
+
+
+def _cards(s: dict[str, Any]) -> list[tuple[str, str]]:
+    """The numbers that are read first, with their names."""
+    cards = [
+        ("hit rate", _percent(s["prefix_cache_hit_rate"])),
+        ("with a pool that never evicts", _percent(s["prefix_cache_ceiling"])),
+        ("mean TTFT", _ms(s["mean_ttft_ms"])),
+        ("P95 TTFT", _ms(s["p95_ttft_ms"])),
+        ("mean TPOT", _ms(s["mean_tpot_ms"])),
+        ("requests a second", _number(s["request_throughput"])),
+    ]
+    if "request_goodput" in s:
+        cards.append(("of them good", _number(s["request_goodput"])))
+    return cards
+
+
+def _figures(result: Result) -> Iterator[str]:
+    """The figures as SVG elements."""
+    records, series = result.records, result.timeseries
+    start = min(float(arrival.min()) for (arrival,) in records.chunks("arrival_time"))
+    end = result.summary["duration"] or 1.0
+    parts = plots.UNCACHED if result.summary["token_fates"] is None else plots.FATES
+    edges = np.linspace(0.0, end, plots.BINS + 1)
+
+    def tokens(axes: Axes) -> None:
+        plots.tokens_over_time(axes, records, edges, start, parts)
+        axes.legend(loc="upper right", ncols=3, fontsize=8)  # six names are wider than the figure
+        axes.set_ylim(top=1.15 * axes.get_ylim()[1])
+
+    draws: dict[str, Callable[[Axes], object]] = {
+        "ttft": lambda axes: plots.ttft_cdf(axes, records),
+        "parts": lambda axes: plots.latency_breakdown(axes, records),
+        "tokens": tokens,
+        "cache": lambda axes: plots.cache_over_time(axes, series, start, end),
+        "requests": lambda axes: plots.requests_over_time(axes, series, start, end),
+    }
+    for name, draw in draws.items():
+        yield plots.svg(draw, INCHES, name)
+
+
+def _tables(s: dict[str, Any]) -> Iterator[Table]:
+    figures = ("mean", "median", "p90", "p95", "p99")
+    latencies = {name: name.upper() for name in HEADINGS}
+    latencies |= {part: f"TTFT: {title.lower()}" for part, title in PART_NAMES.items()}
+    rows = [
+        [title, *(_number(s[f"{figure}_{name}_ms"]) for figure in figures)]
+        for name, title in latencies.items()
+    ]
+    yield Table("Latencies", ["ms", "mean", "median", "P90", "P95", "P99"], rows)
+    yield Table("Prefix cache", ["", "tokens"], _cache_rows(s), "Hit rate: " + " ".join(HIT_RATE_DEFINITION))
+    fates = s["token_fates"] or {}
+    total = sum(fates.values())
+    rows = [
+        [f"{name}: {FATE_MEANINGS[name]}", f"{tokens:,}", _percent(tokens / total if total else None)]
+        for name, tokens in fates.items()
+    ]
+    yield Table("Prompt tokens by fate", ["", "tokens", "share"], rows)
+    more = len(s["by_tenant"]) - SHOWN_ROWS
+    note = f"And {more} smaller ones: by_tenant in the summary." if more > 0 else ""
+    yield Table("Tenants", ["tenant", *_GROUP_HEADER], _group_rows(s["by_tenant"], "tenant"), note)
+    named = ["tenant", "prefix_group"] if s["by_tenant"] else ["prefix_group"]
+    groups = _group_rows(s["by_prefix_group"], *named)
+    yield Table("Prefix groups", ["group", *_GROUP_HEADER], groups, "Those with the most prompt tokens.")
+    turns = _group_rows(s["by_turn"], "turn")
+    yield Table("Turns of sessions", ["turn", *_GROUP_HEADER], turns, _sessions(s))
+    errors = [[name, f"{mape:g}"] for name, mape in s["calibration_mape"].items()]
+    yield Table("Errors of the step time", ["fit", "mean %"], errors, "On points that the fits did not see.")
+
+
+def _cache_rows(s: dict[str, Any]) -> list[Row]:
+    figures = {
+        "hit": "prefix_cache_hits",
+        "looked up": "prefix_cache_queries",
+        "hit after preemption": "preempted_hits",
+        "looked up after preemption": "preempted_queries",
+        "computed": "num_computed_tokens",
+    }
+    return [[name, _number(s[key])] for name, key in figures.items()]
+
+
+def _group_rows(groups: list[dict[str, Any]], *names: str) -> list[Row]:
+    counts = ("prefix_cache_hits", "prefix_cache_queries", "failed")
+    return [
+        [
+            " ".join(str(group[name]) for name in names),
+            _number(group["requests"]),
+            _percent(group["prefix_cache_hit_rate"]),
+            _ms(group["mean_ttft_ms"]),
+            _ms(group["p95_ttft_ms"]),
+            *(_share(group, fate) for fate in ("evicted", "cold")),
+            *(_number(group[count]) for count in counts),
+        ]
+        for group in groups[:SHOWN_ROWS]
+    ]
+
+
+def _share(group: dict[str, Any], fate: str) -> str:
+    """The share of a group's prompt tokens that had this fate."""
+    fates, tokens = group["token_fates"], group["prefix_cache_queries"]
+    return _percent(fates[fate] / tokens if fates and tokens else None)
+
+
+def _sessions(s: dict[str, Any]) -> str:
+    sessions = s["sessions"]
+    if sessions is None:
+        return ""
+    mean, most = sessions["mean_turns"], sessions["max_turns"]
+    return f"{sessions['num_sessions']:,} sessions of {mean:.1f} turns in the mean, {most} at most."
+
+
+def _pool(result: Result) -> str:
+    """The engine's pool and how full it was, in a sentence."""
+    s = result.summary
+    mean, most = _percent(s["mean_kv_cache_usage_perc"]), _percent(s["max_kv_cache_usage_perc"])
+    return (
+        f"{s['num_gpu_blocks']:,} blocks of {s['block_size']} tokens, {mean} in use in the mean, "
+        f"{most} at most; {s['num_evictions']:,} evictions, {s['num_preemptions']:,} preemptions"
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f} ms"
