@@ -119,7 +119,8 @@ def _tables(s: dict[str, Any]) -> Iterator[Table]:
     turns = _group_rows(s["by_turn"], "turn")
     yield Table("Turns of sessions", ["turn", *_GROUP_HEADER], turns, _sessions(s))
     errors = [[name, f"{mape:g}"] for name, mape in s["calibration_mape"].items()]
-    yield Table("Errors of the step time", ["fit", "mean %"], errors, "On points that the fits did not see.")
+    note = "Of fits, on points that they did not see; of steps, against the tables that were fitted."
+    yield Table("Errors of the step time", ["fit", "mean %"], errors, note)
 
 
 def _cache_rows(s: dict[str, Any]) -> list[Row]:
