@@ -136,7 +136,7 @@ class _Common(Strict):
     @property
     def name(self) -> str:
         """`<gpu>/<model>_tp<N>_<weights>`, the name of its file."""
-        return _name(self.gpu, self.model, self.tp, self.weights)
+        return name_of(self.gpu, self.model, self.tp, self.weights)
 
 
 class KernelCalibration(_Common):
@@ -194,12 +194,12 @@ def find_calibration(gpu: str, model: str, *, tp: int, weights: Dtype) -> Calibr
 
     Raises InputError if there is none, with the nearest and the list.
     """
-    return load_calibration(_name(gpu, model, tp, weights))
+    return load_calibration(name_of(gpu, model, tp, weights))
 
 
 def has_calibration(gpu: str, model: str, *, tp: int, weights: Dtype) -> bool:
     """Whether this package ships a calibration of them."""
-    return _name(gpu, model, tp, weights) in shipped("calibrations")
+    return name_of(gpu, model, tp, weights) in shipped("calibrations")
 
 
 def load_calibration(name: str) -> Calibration:
@@ -216,5 +216,6 @@ def load_calibration(name: str) -> Calibration:
     return check(_FORMS[form], data, path, lines)
 
 
-def _name(gpu: str, model: str, tp: int, weights: str) -> str:
+def name_of(gpu: str, model: str, tp: int, weights: str) -> str:
+    """`<gpu>/<model>_tp<N>_<weights>`."""
     return f"{gpu}/{model}_tp{tp}_{weights}"

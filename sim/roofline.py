@@ -49,14 +49,14 @@ PRODUCT_EFFICIENCY: dict[Dtype, float] = {"bf16": 0.80, "fp8": 0.55}
 EXPERTS_EFFICIENCY: dict[Dtype, float] = {"bf16": 0.36, "fp8": 0.17}  # products of routed experts
 KV_EFFICIENCY = 0.90
 ATTENTION_EFFICIENCY = 0.65
-ELEMENTWISE_EFFICIENCY = 0.80  # as the fits assume it
+ELEMENTWISE_EFFICIENCY = 0.80
 NVLINK_EFFICIENCY = 0.74
 PCIE_EFFICIENCY = 0.50
 SHARPNESS = 1.7  # p of Saturating: how soon reading and multiplying overlap
 KERNEL_US = 4.0  # one matrix product, however small
 EXPERTS_US = 12.0  # the routed experts of a layer, however few
 ATTENTION_US = 12.0  # one attention kernel, however small
-ELEMENTWISE_US = 12.5  # norms, rotary embedding and activation of a layer, as the fits assume it
+ELEMENTWISE_US = 12.5  # norms, rotary embedding and activation of a layer
 ALLREDUCE_US = 6.0  # one all-reduce, however small
 
 MOST_TOKENS = 1 << 15  # of a step, up to where the experts' time is tabulated
@@ -75,10 +75,8 @@ def roofline(model: ModelSpec, gpu: GpuSpec, *, tp: int, weights: Dtype) -> Kern
     an interconnect.
     """
     _check_rates(gpu, tp, weights)
-    assert gpu.memory_bandwidth is not None
     kernels = kernels_of(model, tp)
     router = [kernels.router] if kernels.router else []
-    traffic = kernels.elementwise_bytes / (gpu.memory_bandwidth * ELEMENTWISE_EFFICIENCY) * 1e6
     return KernelCalibration(
         form="kernels",
         gpu=gpu.name,
@@ -91,7 +89,7 @@ def roofline(model: ModelSpec, gpu: GpuSpec, *, tp: int, weights: Dtype) -> Kern
         experts=_experts(model, gpu, tp, weights),
         lm_head=_products(gpu, [kernels.lm_head], "bf16"),
         attention={kv: _attention(gpu, kernels, kv) for kv in DTYPE_BYTES},
-        elementwise=Elementwise(e0=ELEMENTWISE_US, e1=traffic),
+        elementwise=elementwise(gpu, kernels),
         allreduce=_allreduce(gpu, tp) if tp > 1 else None,
         cpu=Cpu(o0=0.0, o1=0.0),
         front_end=FrontEnd(),
@@ -103,6 +101,14 @@ def roofline(model: ModelSpec, gpu: GpuSpec, *, tp: int, weights: Dtype) -> Kern
             note="roofline from data sheet, nothing measured",
         ),
     )
+
+
+def elementwise(gpu: GpuSpec, kernels: Kernels) -> Elementwise:
+    """Assumed, in fits of kernels too: a fixed time a layer, and the traffic at a share of the bandwidth."""
+    if gpu.memory_bandwidth is None:
+        return Elementwise(e0=ELEMENTWISE_US, e1=0.0)
+    traffic = kernels.elementwise_bytes / (gpu.memory_bandwidth * ELEMENTWISE_EFFICIENCY) * 1e6
+    return Elementwise(e0=ELEMENTWISE_US, e1=traffic)
 
 
 def _check_rates(gpu: GpuSpec, tp: int, weights: Dtype) -> None:

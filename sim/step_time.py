@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from sim.calibration import Calibration, FitError, find_calibration, has_calibration, load_calibration
 from sim.cost import StepCost, compile_cost, linear_cost
-from sim.errors import InputError
 from sim.hardware import DTYPE_BYTES, Dtype, GpuSpec, ModelSpec, is_known, load_gpu
 from sim.roofline import has_rates, roofline
 from sim.scenario import ROOFLINE, TABLE, Scenario, WholeStep
@@ -78,10 +77,9 @@ def _of(component: str, kv_dtype: Dtype) -> bool:
 def _tables(
     scenario: Scenario, gpu: GpuSpec, model: ModelSpec, weights: Dtype, kv_dtype: Dtype
 ) -> tuple[Calibration, StepCost]:
-    try:
-        import scipy  # noqa: F401
-    except ImportError:
-        raise InputError(f"cost: {TABLE} needs: pip install 'prefixsim[calibrate]'") from None
+    from sim.calibrate import require_scipy
+
+    require_scipy(f"cost: {TABLE}")
     from sim.calibrate.sources import table_mode
 
     engine = scenario.engine

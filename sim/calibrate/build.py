@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from sim.calibrate.aiconfigurator import EXPERT_CHOICE
-from sim.calibrate.curve import layer_curve
-from sim.calibrate.elementwise import ELEMENTWISE_US, elementwise, with_elementwise
+from sim.calibrate.curve import layer_curve, products_of_layer
+from sim.calibrate.elementwise import with_elementwise
 from sim.calibrate.fit import (
     decode,
     fit_decode,
@@ -32,6 +32,7 @@ from sim.cost import saturating
 from sim.front_end import FrontEnd
 from sim.hardware import Dtype, GpuSpec, ModelSpec
 from sim.kernels import Kernels
+from sim.roofline import ELEMENTWISE_US, elementwise
 
 # Assumed where it was not measured: what prefill over cached context costs against new tokens.
 KAPPA = 1.15
@@ -62,9 +63,7 @@ def build(
     assume_kappa: do not fit what cached context costs, even where it was measured.
     """
     errors: dict[str, FitError] = {}
-    layer = layer_curve(timings.gemm, kernels.gemms)
-    if kernels.router is not None:
-        layer = (layer + layer_curve(timings.gemm_bf16, [kernels.router])).dropna()
+    layer = products_of_layer(timings, kernels)
     gemm = _saturating("gemm", layer, errors)
     lm_head = _saturating("lm_head", layer_curve(timings.gemm_bf16, [kernels.lm_head]), errors)
     given = KAPPA_OF.get(gpu.name, KAPPA)

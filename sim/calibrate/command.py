@@ -6,9 +6,9 @@ import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sim.calibrate import require_scipy
 from sim.calibrate.bars import bar_of, meets
 from sim.calibration import Calibration
-from sim.errors import InputError
 from sim.hardware import Dtype, GpuSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def fit(
     assume_kappa: bool,
 ) -> Calibration:
     """Fit the tables of aiconfigurator-core, or `timings`, a CSV. Raises InputError, one line."""
-    _require_scipy()
+    require_scipy("calibrate")
     from sim.calibrate.sources import from_aiconfigurator, from_csv
 
     if timings is None:
@@ -58,17 +58,10 @@ def fit(
 
 def fit_to_run(load: Path, run: Path, gpu: GpuSpec, model: ModelSpec) -> Calibration:
     """Fit whole steps to a measured run of the load. Raises InputError, one line."""
-    _require_scipy()
+    require_scipy("calibrate")
     from sim.calibrate.from_run import fit_run
 
     return fit_run(load, run, gpu, model, date=today())
-
-
-def _require_scipy() -> None:
-    try:
-        import scipy  # noqa: F401
-    except ImportError:
-        raise InputError("calibrate needs scipy: pip install 'prefixsim[calibrate]'") from None
 
 
 def show(calibration: Calibration, console: Console) -> None:

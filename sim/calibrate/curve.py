@@ -8,10 +8,19 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from sim.calibrate.timings import Timings
 from sim.errors import InputError
-from sim.kernels import Gemm
+from sim.kernels import Gemm, Kernels
 
 Floats = npt.NDArray[np.float64]
+
+
+def products_of_layer(timings: Timings, kernels: Kernels) -> pd.Series[float]:
+    """Microseconds of a layer's matrix products by m: in the weights' type, and the router in bf16."""
+    layer = layer_curve(timings.gemm, kernels.gemms)
+    if kernels.router is None:
+        return layer
+    return (layer + layer_curve(timings.gemm_bf16, [kernels.router])).dropna()
 
 
 def layer_curve(rows: pd.DataFrame, gemms: Iterable[Gemm]) -> pd.Series[float]:

@@ -1,4 +1,4 @@
-"""Element-wise kernels (norms, rotary embedding, activation): assumed, or what whole steps leave over."""
+"""Element-wise kernels (norms, rotary embedding, activation): what measured whole steps leave for them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,8 @@ import pandas as pd
 from sim.calibrate.held_out import fit_error
 from sim.calibration import Attention, Elementwise, KernelCalibration
 from sim.cost import layers_us, saturating
-from sim.hardware import GpuSpec
-from sim.kernels import Kernels
 
 Floats = npt.NDArray[np.float64]
-
-# Assumed where no whole steps were timed.
-ELEMENTWISE_US = 12.5  # a layer's, at any size: launch and latency
-BANDWIDTH_SHARE = 0.8  # of the data sheet's, that they reach
-
-
-def elementwise(gpu: GpuSpec, kernels: Kernels) -> Elementwise:
-    """Assumed: a fixed time a layer, and its traffic at a share of the data sheet's bandwidth."""
-    if gpu.memory_bandwidth is None:
-        return Elementwise(e0=ELEMENTWISE_US, e1=0.0)
-    per_token = 1e6 * kernels.elementwise_bytes / (BANDWIDTH_SHARE * gpu.memory_bandwidth)
-    return Elementwise(e0=ELEMENTWISE_US, e1=per_token)
-
 
 def with_elementwise(calibration: KernelCalibration, steps: pd.DataFrame) -> KernelCalibration:
     """The calibration with e0 and e1 fitted to what measured steps take beyond its other kernels.

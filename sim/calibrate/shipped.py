@@ -18,7 +18,7 @@ from sim.calibrate.bars import bar_of, meets
 from sim.calibrate.command import today
 from sim.calibrate.sources import from_aiconfigurator
 from sim.calibrate.write import write
-from sim.calibration import KernelCalibration
+from sim.calibration import KernelCalibration, name_of
 from sim.errors import InputError
 from sim.hardware import Dtype, load_gpu, load_model
 
@@ -75,7 +75,7 @@ def main() -> None:
     """Fit and write all, telling what is left out."""
     date = sys.argv[1] if len(sys.argv) > 1 else today()
     for target in targets():
-        name = f"{target.gpu}/{target.model}_tp{target.tp}_{target.weights}"
+        name = name_of(*target)
         try:
             fitted = fit(target, date)
         except InputError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from sim.calibrate.curve import layer_curve
+from sim.calibrate.curve import layer_curve, products_of_layer
 from sim.calibrate.timings import Timings
 from sim.calibration import KernelCalibration
 from sim.cost import Counts, Floats, StepCost, compile_cost, layers_us, measured, or_zero, pad_decodes
@@ -42,9 +42,7 @@ def table_cost(
     )
     num_tokens = np.arange(max_num_batched_tokens + 1, dtype=np.int64)
     padded = pad_decodes(num_tokens)
-    layer = layer_curve(timings.gemm, kernels.gemms)
-    if kernels.router is not None:
-        layer = (layer + layer_curve(timings.gemm_bf16, [kernels.router])).dropna()
+    layer = products_of_layer(timings, kernels)
     lm_head = layer_curve(timings.gemm_bf16, [kernels.lm_head])
     decode, prefill = timings.decode[kv_dtype], timings.prefill[kv_dtype]
     prefill = prefill[prefill.c == 0]

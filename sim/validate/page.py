@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sim.calibrate import require_scipy
 from sim.errors import InputError
 from sim.out_file import check_out, replace_text
 from sim.validate import closed_form, components, context, silicon_page, single_request, step_speed
@@ -30,10 +31,7 @@ _SIGNS = {"met": "green", "MISSED": "red", "not checked": "yellow"}
 
 def check_options(data: Path | None, out: Path | None) -> None:
     """Raise InputError, one line, for what `validate` could not work with; quick."""
-    try:
-        import scipy  # noqa: F401
-    except ImportError:
-        raise InputError("calibrate needs scipy: pip install 'prefixsim[calibrate]'") from None
+    require_scipy("calibrate")
     if data is not None and not data.is_dir():
         raise InputError(f"--data {data}: no such folder")
     check_place(out or PAGE)
