@@ -319,3 +319,22 @@ def test_table_mode_is_the_table_at_its_points(tables: Path) -> None:
     assert abs(attention / (32 * 119.4) - 1) < abs(
         (1e6 * time(compact, *step) - compact.decode_us[64] - compact.output_us[64]) / (32 * 119.4) - 1
     )
+
+
+def test_the_lm_head_has_the_padded_vocabulary_and_ranks_split_what_vllm_splits() -> None:
+    odd = load_model("llama-3.1-8b").model_copy(update={"vocab_size": 50_257})
+    assert kernels_of(odd, 1).lm_head.n == 50_304
+    assert kernels_of(odd, 2).lm_head.n == 25_152
+    with pytest.raises(InputError, match="tp 5 does not divide the 13824 MLP columns of llama-13b"):
+        kernels_of(load_model("llama-13b"), 5)
+    with pytest.raises(InputError, match="tp 0 does not divide"):
+        kernels_of(odd, 0)
+
+
+def test_a_mixture_of_experts_is_measured_as_far_as_its_experts() -> None:
+    """Matrix products were timed to 32,768 rows, experts to 16,384 tokens."""
+    fit = load_calibration("h100-sxm/qwen3-30b-a3b_tp1_bf16")
+    assert isinstance(fit, KernelCalibration) and fit.domain is not None and fit.experts is not None
+    assert fit.domain.max_tokens == max(fit.experts.points) == 16_384
+    assert any("experts" in text for text in fit.assumed)
+    assert any("fp8" in text for text in load_calibration("h100-sxm/llama-3.1-8b_tp1_fp8").assumed)

@@ -391,3 +391,22 @@ def test_no_table_at_all(tmp_path: Path, content: str) -> None:
         calibrated(path)
     with pytest.raises(InputError, match="cannot be read"):
         calibrated(tmp_path / "none.csv")
+
+
+def test_an_assumed_kappa_leaves_context_out_of_what_was_measured(tmp_path: Path) -> None:
+    """Also where the file has context: then it is not fitted to, and reports say what rests on kappa."""
+    fitted = calibrated(save(tmp_path / "timings.csv", all_rows()), assume_kappa=True)
+    assert fitted.attention["bf16"].prefill.kappa == 1.15
+    assert fitted.domain is not None and fitted.domain.max_context_len == 0
+    assert "prefill_over_context_bf16" not in fitted.errors
+    assert any("kappa" in text for text in fitted.assumed)
+
+
+def test_the_cpu_that_hashed_is_not_the_gpu_that_was_timed(tmp_path: Path) -> None:
+    rows = [{**row, "device": "AMD EPYC"} if row["op"] == "hash" else row for row in all_rows()]
+    fitted = calibrated(save(tmp_path / "timings.csv", rows))
+    assert "EPYC" not in fitted.provenance.source
+    assert not any("EPYC" in text for text in fitted.assumed)
+    rows[-1]["device"] = "another CPU"
+    with pytest.raises(InputError, match="device: rows of AMD EPYC and another CPU; keep those of one"):
+        calibrated(save(tmp_path / "timings.csv", rows))

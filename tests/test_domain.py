@@ -85,3 +85,11 @@ def test_what_is_said() -> None:
     (rare,) = domain_warnings(StepsOutside(1, 0, 0, 0, 0, 0), 100_000, bounded)
     assert rare.startswith("1 of 100000 of the steps")
     assert domain_warnings(StepsOutside(*np.zeros(6, int).tolist()), 10, bounded) == []
+
+
+def test_every_sequence_of_a_step_pays_for_its_logits() -> None:
+    """Of a first chunk vLLM computes logits too, and discards the sample (GPUModelRunner)."""
+    head = np.arange(65, dtype=np.float64) * 1e3  # us a row of the LM head
+    batch = make_batch([0.0], [100], [1], [0, 1], [1], [101])  # chunks of 64 and 36
+    free, charged = (run(batch, CONFIG, cost()._replace(output_us=table)) for table in (0 * head, head))
+    assert charged.totals.last_time - free.totals.last_time == pytest.approx(2e-3)
