@@ -6,7 +6,7 @@ which no other request ever names.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -72,3 +72,33 @@ def prefixed_batch(
 def own_ids(first: int, n: int) -> Ints:
     """Return the ids of n requests' own segments, which no other request has: -1 - first, and down."""
     return np.arange(-1 - first, -1 - first - n, -1)
+
+
+def pooled_batches(
+    arrivals: Iterator[Floats],
+    draw: Callable[[int], tuple[Ints, Ints]],
+    *,
+    item_len: Ints,
+    system_prompt_len: int,
+    draw_question: Callable[[int], Ints],
+    draw_output: Callable[[int], Ints],
+) -> Iterator[Batch]:
+    """Yield requests of a system prompt, items of a pool, and a question of their own.
+
+    `draw(n)` gives n requests' prefix groups, and their items by number, a row each, in the order
+    of the prompt; `item_len` is in tokens by number.
+    """
+    done = 0
+    for times in arrivals:
+        n = len(times)
+        group, chosen = draw(n)
+        yield prefixed_batch(
+            times,
+            shared_id=np.insert(1 + chosen, 0, 0, axis=1),  # 0: the system prompt
+            shared_len=np.insert(item_len[chosen], 0, system_prompt_len, axis=1),
+            suffix_len=draw_question(n),
+            output_len=draw_output(n),
+            prefix_group=group,
+            first=done,
+        )
+        done += n

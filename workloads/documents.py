@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from sim.request import Batch, Ints
 from workloads.arrivals import Arrivals
 from workloads.base import MOST_REQUESTS, Workload
-from workloads.content import chunk_counts, prefixed_batch
+from workloads.content import chunk_counts, pooled_batches
 from workloads.lengths import MAX_LEN, Length, LengthOrZero
 from workloads.popularity import MOST_DRAWN, PoolSize, Popularity, draw_distinct, zipf_bounds
 from workloads.streams import Stream, generator
@@ -62,20 +62,19 @@ class Documents(Workload, Arrivals):
         lengths = self.document_len.draw(generator(seed, Stream.DOCUMENT_LEN), self.num_documents)
         questions, outputs = generator(seed, Stream.SUFFIX_LEN), generator(seed, Stream.OUTPUT_LEN)
         bounds = zipf_bounds(self.num_documents, self.zipf_alpha if self.document_popularity == "zipf" else 0)
-        done = 0
-        for times in self.arrival_times(seed, chunk_counts(self.num_requests, self.chunk_size)):
-            n = len(times)
+
+        def draw(n: int) -> tuple[Ints, Ints]:
             chosen = self._in_order(draw_distinct(documents, bounds, n, self.documents_per_request), order)
-            yield prefixed_batch(
-                times,
-                shared_id=np.insert(1 + chosen, 0, 0, axis=1),  # 0: the system prompt
-                shared_len=np.insert(lengths[chosen], 0, self.system_prompt_len, axis=1),
-                suffix_len=self.question_len.draw(questions, n),
-                output_len=self.output_len.draw(outputs, n),
-                prefix_group=chosen[:, 0],
-                first=done,
-            )
-            done += n
+            return chosen[:, 0], chosen
+
+        yield from pooled_batches(
+            self.arrival_times(seed, chunk_counts(self.num_requests, self.chunk_size)),
+            draw,
+            item_len=lengths,
+            system_prompt_len=self.system_prompt_len,
+            draw_question=lambda n: self.question_len.draw(questions, n),
+            draw_output=lambda n: self.output_len.draw(outputs, n),
+        )
 
     def _in_order(self, chosen: Ints, rng: np.random.Generator) -> Ints:
         """Return the rows of document numbers in the order of the prompt."""

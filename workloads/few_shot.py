@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from sim.request import Batch, Ints
 from workloads.arrivals import Arrivals
 from workloads.base import MOST_REQUESTS, Workload
-from workloads.content import chunk_counts, prefixed_batch
+from workloads.content import chunk_counts, pooled_batches
 from workloads.lengths import MAX_LEN, Length, LengthOrZero
 from workloads.popularity import MOST_DRAWN, GroupPopularity, PoolSize, draw_distinct, zipf_bounds
 from workloads.streams import Stream, generator
@@ -51,23 +51,16 @@ class FewShot(Workload, Arrivals, GroupPopularity):
         return self.num_requests
 
     def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
-        draw = self._examples(seed)
         lengths = self.example_len.draw(generator(seed, Stream.EXAMPLE_LEN), self.num_examples)
         questions, outputs = generator(seed, Stream.SUFFIX_LEN), generator(seed, Stream.OUTPUT_LEN)
-        done = 0
-        for times in self.arrival_times(seed, chunk_counts(self.num_requests, self.chunk_size)):
-            n = len(times)
-            group, chosen = draw(n)
-            yield prefixed_batch(
-                times,
-                shared_id=np.insert(1 + chosen, 0, 0, axis=1),  # 0: the system prompt
-                shared_len=np.insert(lengths[chosen], 0, self.system_prompt_len, axis=1),
-                suffix_len=self.question_len.draw(questions, n),
-                output_len=self.output_len.draw(outputs, n),
-                prefix_group=group,
-                first=done,
-            )
-            done += n
+        yield from pooled_batches(
+            self.arrival_times(seed, chunk_counts(self.num_requests, self.chunk_size)),
+            self._examples(seed),
+            item_len=lengths,
+            system_prompt_len=self.system_prompt_len,
+            draw_question=lambda n: self.question_len.draw(questions, n),
+            draw_output=lambda n: self.output_len.draw(outputs, n),
+        )
 
     def _examples(self, seed: np.random.SeedSequence) -> Callable[[int], tuple[Ints, Ints]]:
         """Return the function that draws n requests' groups (-1: none) and rows of example numbers."""
