@@ -22,6 +22,7 @@ from sim.decode_run import run_decodes
 from sim.domain import note_domain
 from sim.history import History
 from sim.request import Floats, Ints
+from sim.residency import set_block_time
 from sim.scheduler import schedule
 from sim.timeseries import take_samples
 from sim.update import update_from_output
@@ -48,7 +49,7 @@ def flatten(core: Core, cost: StepCost) -> tuple[Any, ...]:
 def advance_verb(
     now: float, horizon: float, config: Ints, c: Floats,
     token_us: Floats, decode_us: Floats, output_us: Floats, decode_grid: Floats, prefill_grid: Floats,
-    blocks: Ints, pool_count: Ints, taken: Ints,
+    blocks: Ints, pool_count: Ints, taken: Ints, block_times: Floats, durations: Ints, evicted_from: Ints,
     chains: Ints, nodes: Ints, buckets: Ints, free_runs: Ints, tree_count: Ints,
     history_nodes: Ints, history_buckets: Ints,
     requests: Ints, times: Floats, segments: Ints, seat_chains: Ints, seat_blocks: Ints, vacant_seats: Ints,
@@ -69,9 +70,9 @@ def advance_verb(
         EngineConfig(
             config[0], config[1], config[2], config[3], config[4], config[5],
             c[20], config[7], config[8] != 0, config[9] != 0, config[10] != 0, config[11] != 0,
-            config[12] != 0, config[13] != 0, config[14] != 0, config[15] != 0,
+            config[12] != 0, config[13] != 0, config[14] != 0, config[15] != 0, config[16] != 0,
         ),
-        BlockPool(blocks, pool_count, taken),
+        BlockPool(blocks, pool_count, taken, block_times, durations, evicted_from),
         ChainTree(chains, nodes, buckets, free_runs, tree_count),
         History(history_nodes, history_buckets),
         requests, times, segments, seat_chains, seat_blocks, vacant_seats, queues, steps,
@@ -82,7 +83,7 @@ def advance_verb(
         c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10], c[11], c[12],
         c[13], c[14], c[15], c[16], c[17], c[18], c[19],
     )  # fmt: skip
-    clock[W.now] = now
+    set_now(core, now)
     depth = 2 if core.config.async_scheduling else 1
     room = core.record_ints.shape[0] - core.config.max_num_seqs
     while True:
@@ -103,7 +104,7 @@ def advance_verb(
             later = run_decodes(core, cost, now, horizon, next_ready)
             if later > now:
                 now = later
-                clock[W.now] = now
+                set_now(core, now)
                 next_ready = take_in_arrivals(core, cost, now)
         while count[K.steps_in_flight] < depth and count[K.num_running] + count[K.num_waiting] > 0:
             row = oldest if count[K.steps_in_flight] == 0 else 1 - oldest
@@ -126,10 +127,17 @@ def advance_verb(
             clock[W.wake] = end
             return WAIT
         now = end
-        clock[W.now] = now
+        set_now(core, now)
 
 
 advance = entry(advance_verb)
+
+
+@verb
+def set_now(core: Core, now: float) -> None:
+    """Tell the engine, and its blocks, what time it is."""
+    core.clock[W.now] = now
+    set_block_time(core.pool.times, now)
 
 
 @verb

@@ -14,7 +14,8 @@ import numpy as np
 from sim._jit import hot, verb
 from sim.chains import ChainTree, release_node
 from sim.columns import B, C, N
-from sim.request import Ints
+from sim.request import Floats, Ints
+from sim.residency import new_durations, note_access, note_allocation, note_eviction
 
 NULL_BLOCK = 0
 
@@ -28,16 +29,21 @@ class BlockPool(NamedTuple):
     blocks: Ints  # [B, block id]
     count: Ints  # type: ignore[assignment]  # the name shadows tuple.count
     taken: Ints  # a log of taken blocks, negative where one was evicted; empty: not kept
+    times: Floats  # these three: see sim/residency.py; empty: not kept
+    durations: Ints
+    evicted_from: Ints  # evictions by the owner of the block
 
 
-def new_pool(num_gpu_blocks: int, taken_log: int = 0) -> BlockPool:
+def new_pool(num_gpu_blocks: int, taken_log: int = 0, residency: bool = False) -> BlockPool:
     """A pool in which every block but the null block is free, in id order."""
     blocks = np.zeros((B.WIDTH, num_gpu_blocks), np.int64)
     ids = np.arange(num_gpu_blocks, dtype=np.int64)
     blocks[B.next_free] = np.roll(ids, -1)
     blocks[B.prev_free] = np.roll(ids, 1)
     count = np.array([num_gpu_blocks - 1, 0, 0, 0], np.int64)
-    return BlockPool(blocks, count, np.zeros(taken_log, np.int64))
+    times = np.zeros((2, num_gpu_blocks if residency else 0))
+    owners = np.zeros(1 if residency else 0, np.int64)
+    return BlockPool(blocks, count, np.zeros(taken_log, np.int64), times, new_durations(residency), owners)
 
 
 @verb
@@ -102,10 +108,10 @@ def forget(pool: BlockPool, tree: ChainTree, block: int) -> None:
 
 
 @hot
-def take(pool: BlockPool, tree: ChainTree) -> int:
+def take(pool: BlockPool, tree: ChainTree, owner: int) -> int:
     """Pop the head of the free queue, evicting what it caches (BlockPool.get_new_blocks).
 
-    The caller has checked that a block is free.
+    The caller has checked that a block is free. `owner` is whose it is now, see sim/residency.py.
     """
     block: int = pool.blocks[B.next_free, NULL_BLOCK]
     unlink(pool, block)
@@ -113,6 +119,12 @@ def take(pool: BlockPool, tree: ChainTree) -> int:
     if evicted:
         forget(pool, tree, block)
         pool.count[EVICTIONS] += 1
+    if pool.times.shape[1] > 0:
+        if evicted:
+            note_eviction(pool.times, pool.durations, block)
+            pool.evicted_from[pool.blocks[B.owner, block]] += 1
+        note_allocation(pool.times, block)
+        pool.blocks[B.owner, block] = owner
     if len(pool.taken) > 0:
         pool.taken[pool.count[TAKEN_LOGGED]] = -block if evicted else block
         pool.count[TAKEN_LOGGED] += 1
@@ -121,8 +133,14 @@ def take(pool: BlockPool, tree: ChainTree) -> int:
 
 
 @hot
-def touch(pool: BlockPool, block: int) -> None:
-    """Reference a cached block; without references it leaves the free queue (BlockPool.touch)."""
+def touch(pool: BlockPool, block: int, owner: int) -> None:
+    """Reference a cached block; without references it leaves the free queue (BlockPool.touch).
+
+    `owner` is whose it is now.
+    """
+    if pool.times.shape[1] > 0:
+        note_access(pool.times, pool.durations, block)
+        pool.blocks[B.owner, block] = owner
     if pool.blocks[B.ref_cnt, block] == 0:
         unlink(pool, block)
     pool.blocks[B.ref_cnt, block] += 1

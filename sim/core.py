@@ -38,7 +38,7 @@ class EngineConfig(NamedTuple):
     free_all_last: bool = False  # the older free rule: uncached blocks to the tail as well
     use_eagle: bool = False  # drop the last hit block (the legacy rule of EAGLE speculative decoding)
     token_fates: bool = False  # keep a history of all that was computed, and say why each token was
-
+    residency: bool = False  # note how long cached blocks stay, and whose are evicted
 
 
 class Core(NamedTuple):

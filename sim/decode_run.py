@@ -14,6 +14,7 @@ from sim.columns import K, Q, R, T, W
 from sim.core import Core
 from sim.cost import StepCost, cpu_time, gpu_time
 from sim.domain import note_domain
+from sim.residency import set_block_time
 from sim.timeseries import take_samples
 from sim.update import add_latencies
 
@@ -65,6 +66,7 @@ def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_rea
         if waits and not is_still_blocked(core, head, n if first_due <= done else 0):
             break
         if first_due <= done:
+            set_block_time(core.pool.times, now)
             if not meet_edges(core, done, n, head):
                 break
             first_due = NEVER

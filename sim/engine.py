@@ -21,13 +21,13 @@ from sim.domain import StepsOutside, steps_outside
 from sim.errors import Livelock
 from sim.fates import MISSES
 from sim.request import Batch, Ints, Session
-from sim.state import State
+from sim.state import Owner, State
 from sim.timeseries import Samples, samples_of
 
 Records = dict[str, npt.NDArray[Any]]
 INT_FIELDS = (  # the first R.RECORDED columns, then the outputs: see update.record
     "request_id", "session_id", "tenant", "prefix_group", "prompt_len", "num_cached_tokens",
-    "num_preemptions", "output_len",
+    "num_preemptions", "num_evictions", "output_len",
 )  # fmt: skip
 FATE_FIELDS = tuple(f"fate_{name}" for name in MISSES)  # behind them, with config.token_fates
 FLOAT_FIELDS = ("arrival_time", "ready_time", "scheduled_time", "first_token_time", "finish_time")
@@ -63,6 +63,8 @@ class Totals(NamedTuple):
     usage_time: float  # used blocks x step durations
     samples: Samples
     steps_outside: StepsOutside
+    durations: Ints  # of blocks and gaps, see sim/residency.py; of no bins: not kept
+    evicted_from: dict[Owner, int]  # evictions by the owner of the block
     warm_up: Totals | None = None  # the same sums at `measure_from`
 
 
@@ -246,6 +248,8 @@ class Engine:
             usage_time=float(clock[W.usage]),
             samples=samples_of(core),
             steps_outside=steps_outside(core),
+            durations=core.pool.durations.copy(),
+            evicted_from=dict(sorted(zip(self.state.owners, core.pool.evicted_from.tolist(), strict=False))),
             warm_up=self.warm_up,
         )
 

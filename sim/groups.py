@@ -6,7 +6,8 @@ Memory: 16 bytes a request at a time, more while sessions are sorted, and 16 for
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +22,14 @@ Row = dict[str, Any]
 MOST_TENANTS = 1000
 MOST_GROUPS = 10
 LAST_TURN = 4  # and all after it
+Owner = tuple[int, int]  # tenant and prefix group, see sim/residency.py
+NOTHING: Mapping[Owner, int] = {}
 LABEL_BITS = 32  # in a mix, group numbers carry their tenant's above these bits, see workloads/mix.py
 
 
-def breakdowns(records: Records, tenants: tuple[str, ...], *, fates: bool) -> Row:
+def breakdowns(
+    records: Records, tenants: tuple[str, ...], *, fates: bool, evicted_from: Mapping[Owner, int] = NOTHING
+) -> Row:
     """`by_tenant`, `by_prefix_group`, `by_turn` and `sessions` of a run, for its summary.
 
     The first three are lists of rows, empty where no request has a tenant, group or session: the
@@ -32,7 +37,9 @@ def breakdowns(records: Records, tenants: tuple[str, ...], *, fates: bool) -> Ro
     the turns 1, 2, 3 and later of all sessions. `sessions` is None without sessions.
 
     `tenants` are their names by number, those of a mix; `fates` is whether the records have the
-    fates of tokens. A group's `tenant` is the first one with its texts.
+    fates of tokens. A group's `tenant` is the first one with its texts. `num_evictions_caused` are
+    evictions by a row's requests, whoever owned the blocks; `num_evictions_suffered` are those from
+    it, whoever took them, of `evicted_from`, the evictions by the block's owner (sim/residency.py).
     """
 
     def rows(numbers: Ints, index: Ints) -> list[Row]:
@@ -40,15 +47,17 @@ def breakdowns(records: Records, tenants: tuple[str, ...], *, fates: bool) -> Ro
 
     by_tenant = []
     numbers, index = _largest(records, "tenant", MOST_TENANTS)
+    lost = _suffered(evicted_from, 0)
     for number, row in zip(numbers.tolist(), rows(numbers, index), strict=True):
-        by_tenant.append({"tenant": tenants[number]} | row)
+        by_tenant.append({"tenant": tenants[number]} | row | {"num_evictions_suffered": lost[number]})
     by_group = []
     numbers, index = _largest(records, "prefix_group", MOST_GROUPS)
+    lost = _suffered(evicted_from, 1)
     for number, row in zip(numbers.tolist(), rows(numbers, index), strict=True):
         label: Row = {"prefix_group": number}
         if tenants:
             label = {"tenant": tenants[number >> LABEL_BITS], "prefix_group": number & (2**LABEL_BITS - 1)}
-        by_group.append(label | row)
+        by_group.append(label | row | {"num_evictions_suffered": lost[number]})
     by_turn = []
     turns, sessions = _turns(records)
     if sessions is not None:
@@ -56,6 +65,14 @@ def breakdowns(records: Records, tenants: tuple[str, ...], *, fates: bool) -> Ro
         every = _rows(records, LAST_TURN, turns, fates)
         by_turn = [{"turn": turn} | row for turn, row in zip(named, every, strict=True) if row["requests"]]
     return {"by_tenant": by_tenant, "by_prefix_group": by_group, "by_turn": by_turn, "sessions": sessions}
+
+
+def _suffered(evicted_from: Mapping[Owner, int], part: int) -> Counter[int]:
+    """Evictions by one part of the owner: 0 its tenant, 1 its prefix group."""
+    lost: Counter[int] = Counter()
+    for owner, blocks in evicted_from.items():
+        lost[owner[part]] += blocks
+    return lost
 
 
 def _largest(records: Records, name: str, most: int) -> tuple[Ints, Ints]:
@@ -118,6 +135,7 @@ class _Sums(NamedTuple):
     failed: Ints
     queries: Ints
     hits: Ints
+    evictions: Ints
     fates: Ints  # [fate, group]
 
 
@@ -136,6 +154,7 @@ def _rows(records: Records, num_groups: int, index: Ints, fates: bool) -> list[R
             "prefix_cache_hit_rate": hits / queries if queries else None,
             "mean_ttft_ms": float(ttft.mean()) if len(ttft) else None,
             "p95_ttft_ms": float(np.percentile(ttft, 95)) if len(ttft) else None,
+            "num_evictions_caused": int(sums.evictions[group]),
             "token_fates": dict(zip(FATES, sums.fates[:, group].tolist(), strict=True)) if fates else None,
         }
         rows.append(row)
@@ -143,11 +162,11 @@ def _rows(records: Records, num_groups: int, index: Ints, fates: bool) -> list[R
 
 
 def _sums(records: Records, num_groups: int, index: Ints, fates: bool) -> _Sums:
-    counts = np.zeros((4 + len(FATES), num_groups), np.int64)
-    sums = _Sums(counts[0], counts[1], counts[2], counts[3], fates=counts[4:])
-    names = ("refused", "prompt_len", "num_cached_tokens", *(FATE_COLUMNS if fates else ()))
+    counts = np.zeros((5 + len(FATES), num_groups), np.int64)
+    sums = _Sums(counts[0], counts[1], counts[2], counts[3], counts[4], fates=counts[5:])
+    names = ("refused", "prompt_len", "num_cached_tokens", "num_evictions", *(FATE_COLUMNS if fates else ()))
     start = 0
-    for refused, prompt, hits, *columns in records.chunks(*names):
+    for refused, prompt, hits, evictions, *columns in records.chunks(*names):
         group = index[start : start + len(refused)]
         start += len(refused)
         ran = (refused == 0) & (group >= 0)
@@ -155,6 +174,7 @@ def _sums(records: Records, num_groups: int, index: Ints, fates: bool) -> _Sums:
         np.add.at(sums.failed, group[(refused != 0) & (group >= 0)], 1)
         np.add.at(sums.queries, group[ran], prompt[ran].astype(np.int64))
         np.add.at(sums.hits, group[ran], hits[ran].astype(np.int64))
+        np.add.at(sums.evictions, group[ran], evictions[ran].astype(np.int64))
         for total, column in zip(sums.fates, columns, strict=False):  # no columns without fates
             np.add.at(total, group[ran], column[ran].astype(np.int64))
     return sums

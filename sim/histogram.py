@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim._jit import verb
-from sim.request import Ints
+from sim.request import Floats, Ints
 
 _MANTISSA_BITS = 10  # 1024 bins for each power of two
 _SMALLEST = 2.0**-30  # seconds: about a nanosecond; anything shorter counts as that
@@ -32,12 +32,18 @@ def bin_of(value: float) -> int:
     return int((bits >> _SHIFT) - _OFFSET)
 
 
+def edges(num_bins: int) -> Floats:
+    """The num_bins + 1 edges of a histogram's bins in seconds; it has NUM_BINS, or a power of two fewer."""
+    wider = (NUM_BINS // num_bins).bit_length() - 1  # bits dropped from bin_of
+    return ((np.arange(num_bins + 1, dtype=np.int64) << wider) + _OFFSET << _SHIFT).view(np.float64)
+
+
 def percentile(histogram: Ints, q: float) -> float:
-    """The q-th percentile (0..100) in seconds, within half a bin (.05 %); NaN if empty."""
+    """The q-th percentile (0..100) in seconds, within half a bin (of NUM_BINS: .05 %); NaN if empty."""
     total = int(histogram.sum())
     if total == 0:
         return float("nan")
     rank = min(max(int(np.ceil(q / 100 * total)), 1), total)
     index = int(np.searchsorted(np.cumsum(histogram), rank))
-    bits = np.int64(((index + _OFFSET) << _SHIFT) + (1 << (_SHIFT - 1)))
-    return float(bits.view(np.float64))
+    low, high = edges(len(histogram))[index : index + 2]
+    return float((low + high) / 2)

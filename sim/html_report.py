@@ -13,7 +13,7 @@ import jinja2
 import numpy as np
 from matplotlib.axes import Axes
 
-from sim import __version__, plots
+from sim import __version__, cache_plots, plots
 from sim.metrics import HIT_RATE_DEFINITION
 from sim.report import FATE_MEANINGS, HEADINGS, PART_NAMES, VERDICTS
 from sim.scenario import to_yaml
@@ -22,8 +22,14 @@ from sim.simulation import Result
 INCHES = (5.0, 3.3)  # of a figure: about the width of a phone, so that its text keeps its size
 SHOWN_ROWS = 100  # of a table by tenant
 Row = list[str]
+BLOCK_ROWS = {
+    "kv_block_lifetime_seconds": "lifetime of evicted blocks",
+    "kv_block_idle_before_evict_seconds": "their idle time before eviction",
+    "kv_block_reuse_gap_seconds": "gap between two hits of a block",
+}
 _GROUP_HEADER = (
-    "requests", "hit rate", "mean TTFT", "P95 TTFT", "evicted", "cold", "tokens hit", "looked up", "failed",
+    "requests", "hit rate", "mean TTFT", "P95 TTFT", "evicted", "cold", "evictions caused", "suffered",
+    "tokens hit", "looked up", "failed",
 )  # fmt: skip
 
 
@@ -86,9 +92,13 @@ def _figures(result: Result) -> Iterator[str]:
         "ttft": lambda axes: plots.ttft_cdf(axes, records),
         "parts": lambda axes: plots.latency_breakdown(axes, records),
         "tokens": tokens,
-        "cache": lambda axes: plots.cache_over_time(axes, series, start, end),
+        "cache": lambda axes: cache_plots.cache_over_time(axes, series, start, end),
+        "churn": lambda axes: cache_plots.churn_over_time(axes, series, start, end),
         "requests": lambda axes: plots.requests_over_time(axes, series, start, end),
     }
+    durations = {name: result.summary[name] for name in BLOCK_ROWS}
+    if any(durations.values()):
+        draws["blocks"] = lambda axes: cache_plots.block_durations(axes, durations)
     for name, draw in draws.items():
         yield plots.svg(draw, INCHES, name)
 
@@ -110,14 +120,20 @@ def _tables(s: dict[str, Any]) -> Iterator[Table]:
         for name, tokens in fates.items()
     ]
     yield Table("Prompt tokens by fate", ["", "tokens", "share"], rows)
-    more = len(s["by_tenant"]) - SHOWN_ROWS
+    more, evictions = len(s["by_tenant"]) - SHOWN_ROWS, s["num_evictions"]
     note = f"And {more} smaller ones: by_tenant in the summary." if more > 0 else ""
-    yield Table("Tenants", ["tenant", *_GROUP_HEADER], _group_rows(s["by_tenant"], "tenant"), note)
+    yield Table("Tenants", ["tenant", *_GROUP_HEADER], _group_rows(s["by_tenant"], evictions, "tenant"), note)
     named = ["tenant", "prefix_group"] if s["by_tenant"] else ["prefix_group"]
-    groups = _group_rows(s["by_prefix_group"], *named)
+    groups = _group_rows(s["by_prefix_group"], evictions, *named)
     yield Table("Prefix groups", ["group", *_GROUP_HEADER], groups, "Those with the most prompt tokens.")
-    turns = _group_rows(s["by_turn"], "turn")
+    turns = _group_rows(s["by_turn"], evictions, "turn")
     yield Table("Turns of sessions", ["turn", *_GROUP_HEADER], turns, _sessions(s))
+    rows = [
+        [text, f"{one['count']:,}", *(_number(one[f"p{q}"]) for q in (50, 90, 99))]
+        for name, text in BLOCK_ROWS.items()
+        if (one := s[name]) is not None
+    ]
+    yield Table("Cached blocks", ["seconds", "number", "median", "P90", "P99"], rows)
     errors = [[name, f"{mape:g}"] for name, mape in s["calibration_mape"].items()]
     note = "Of fits, on points that they did not see; of steps, against the tables that were fitted."
     yield Table("Errors of the step time", ["fit", "mean %"], errors, note)
@@ -134,7 +150,7 @@ def _cache_rows(s: dict[str, Any]) -> list[Row]:
     return [[name, _number(s[key])] for name, key in figures.items()]
 
 
-def _group_rows(groups: list[dict[str, Any]], *names: str) -> list[Row]:
+def _group_rows(groups: list[dict[str, Any]], num_evictions: int, *names: str) -> list[Row]:
     counts = ("prefix_cache_hits", "prefix_cache_queries", "failed")
     return [
         [
@@ -144,6 +160,7 @@ def _group_rows(groups: list[dict[str, Any]], *names: str) -> list[Row]:
             _ms(group["mean_ttft_ms"]),
             _ms(group["p95_ttft_ms"]),
             *(_share(group, fate) for fate in ("evicted", "cold")),
+            *(_of_evictions(group, side, num_evictions) for side in ("caused", "suffered")),
             *(_number(group[count]) for count in counts),
         ]
         for group in groups[:SHOWN_ROWS]
@@ -154,6 +171,12 @@ def _share(group: dict[str, Any], fate: str) -> str:
     """The share of a group's prompt tokens that had this fate."""
     fates, tokens = group["token_fates"], group["prefix_cache_queries"]
     return _percent(fates[fate] / tokens if fates and tokens else None)
+
+
+def _of_evictions(group: dict[str, Any], side: str, num_evictions: int) -> str:
+    """The share of all evictions that a group caused or suffered; a turn owns no blocks."""
+    blocks = group.get(f"num_evictions_{side}")
+    return _percent(None if blocks is None or not num_evictions else blocks / num_evictions)
 
 
 def _sessions(s: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from sim import histogram
 from sim.fates import FATES
+from sim.residency import block_durations
 from sim.saturation import front_end_work, saturation
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ QUANTILES = (50, 90, 95, 99)
 COLUMNS = (
     "request_id", "session_id", "tenant", "prefix_group",
     "arrival_time", "ready_time", "scheduled_time", "first_token_time", "finish_time",
-    "prompt_len", "output_len", "num_cached_tokens", "num_preemptions", "refused",
+    "prompt_len", "output_len", "num_cached_tokens", "num_preemptions", "num_evictions", "refused",
     "front_end_time_ms", "queue_time_ms", "prefill_time_ms", "ttft_ms", "tpot_ms", "itl_mean_ms", "e2el_ms",
 )  # fmt: skip
 FATE_COLUMNS = tuple(f"fate_{name}" for name in FATES)  # behind them, where fates were decided
@@ -346,6 +347,9 @@ def summarize(
         "num_readmissions": totals.num_readmissions,
         "num_preemptions": totals.num_preemptions,
         "num_evictions": totals.num_evictions,
+    }
+    summary |= block_durations(totals.durations)
+    summary |= {
         "num_computed_tokens": totals.num_scheduled_tokens,
         "mean_kv_cache_usage_perc": _ratio(totals.usage_time, totals.busy_time * usable),
         "max_kv_cache_usage_perc": _ratio(totals.max_blocks_used, usable),

@@ -203,27 +203,6 @@ def tokens_over_time(axes: Axes, records: Records, edges: Floats, start: float, 
     return axes
 
 
-def cache_over_time(axes: Axes, series: dict[str, Floats], start: float, end: float) -> Axes:
-    """KV use, and the hit rate of the admissions in each of at most BINS spans of time, in %.
-
-    The rate of a span is what the counters of hits and queries grew by in it; a gap where nobody
-    was admitted.
-    """
-    places = np.unique(np.linspace(0, len(series["time"]) - 1, BINS + 1).astype(np.int64))
-    if len(series["time"]):
-        time = series["time"][places] - start
-        queries, hits = (np.diff(series[f"prefix_cache_{name}"][places]) for name in ("queries", "hits"))
-        rate = np.divide(hits, queries, out=np.full(len(queries), np.nan), where=queries > 0)
-        use = series["kv_cache_usage_perc"][places]
-        axes.plot(time, 100 * use, color=ORANGE, lw=1.5, ls="--", label="KV use")
-        axes.plot(time[1:], 100 * rate, color=BLUE, lw=1.5, label="hit rate", drawstyle="steps-pre")
-        axes.legend(loc="upper right", ncols=2)
-    axes.set(title="Prefix cache", xlabel="simulated seconds", ylabel="%")
-    axes.set_xlim(0.0, end)
-    axes.set_ylim(0.0, 118.0)  # room for the legend
-    return axes
-
-
 def latency_breakdown(axes: Axes, records: Records) -> Axes:
     """TTFT by its parts, in seconds: means over requests in the order of their TTFT, 5 % at a time.
 

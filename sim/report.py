@@ -37,6 +37,11 @@ HEADINGS = {
     "e2el": "End-to-end Latency",
 }
 PART_NAMES = {"front_end_time": "Front end", "queue_time": "Queueing", "prefill_time": "Prefill"}
+DURATION_NAMES = {
+    "kv_block_lifetime_seconds": "Their lifetime",
+    "kv_block_idle_before_evict_seconds": "Idle before eviction",
+    "kv_block_reuse_gap_seconds": "Gap between two hits",
+}
 FATE_MEANINGS = {
     "hit": "found in the cache",
     "evicted": "was in the cache, lost",
@@ -88,7 +93,7 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
     yield from _ttft_lines(result)
     yield from _cache_lines(result)
     yield from _fate_lines(result)
-    yield from _tenant_lines(s["by_tenant"])
+    yield from _tenant_lines(s["by_tenant"], s["num_evictions"])
     yield _heading("Load")
     verdict = s["saturation"]
     yield f"bold {_COLOURS[verdict]}", f"{verdict}: {VERDICTS[verdict]}"
@@ -153,6 +158,9 @@ def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
         yield "", "off: enable_prefix_caching is false"
     yield _line("Tokens computed, all:", s["num_computed_tokens"])
     yield _line("Evicted blocks:", s["num_evictions"])
+    for name, text in DURATION_NAMES.items():
+        if (durations := s[name]) is not None:
+            yield _line(f"{text}, P50 / P99 (s):", durations["p50"], durations["p99"])
     if "prefix_cache_resets" in s:
         yield _line("Resets, done / asked for:", s["prefix_cache_resets"], s["prefix_cache_resets_asked"])
     yield _line("Preemptions:", s["num_preemptions"])
@@ -185,16 +193,30 @@ def _fate_lines(result: Result) -> Iterator[tuple[str, str]]:
         yield "dim", "  sharing below a trace's own block is unknown: it counts as cold"
 
 
-def _tenant_lines(rows: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """The SHOWN_TENANTS largest tenants, a line each; nothing where there are none."""
+def _tenant_lines(rows: list[dict[str, Any]], num_evictions: int) -> Iterator[tuple[str, str]]:
+    """The SHOWN_TENANTS largest tenants, a line each; nothing where there are none.
+
+    The last two figures are shares of all evictions: those that a tenant's requests made, and those
+    of blocks that were its own.
+    """
     if not rows:
         return
     yield _heading("Tenants")
-    yield "dim", f"{'':<20}{'requests':>10}{'hit %':>8}{'mean TTFT ms':>13}{'P95 TTFT ms':>13}"
+    yield "dim", f"{'':<14}{'requests':>8} {'hit %':>6}  {'mean, P95 TTFT ms':^20}  {'evicts, evicted %':>10}"
     for row in rows[:SHOWN_TENANTS]:
-        figures = _percent(row["prefix_cache_hit_rate"]), row["mean_ttft_ms"], row["p95_ttft_ms"]
-        rate, mean, p95 = map(_number, figures)
-        yield "", f"{row['tenant'][:19]:<20}{row['requests']:>10}{rate:>8}{mean:>13}{p95:>13}"
+        caused, suffered = (row[f"num_evictions_{side}"] for side in ("caused", "suffered"))
+        rate, mean, p95, caused, suffered = map(
+            _number,
+            (
+                _percent(row["prefix_cache_hit_rate"]),
+                row["mean_ttft_ms"],
+                row["p95_ttft_ms"],
+                _percent(caused / num_evictions if num_evictions else None),
+                _percent(suffered / num_evictions if num_evictions else None),
+            ),
+        )
+        figures = f"{row['requests']:>8}{rate:>7}{mean:>11}{p95:>11}{caused:>9}{suffered:>9}"
+        yield "", f"{row['tenant'][:13]:<14}{figures}"
     if len(rows) > SHOWN_TENANTS:
         yield "dim", f"  and {len(rows) - SHOWN_TENANTS} smaller ones: by_tenant in the summary"
 

@@ -54,7 +54,8 @@ def run(
     from sim.engine import simulate  # slow to load; what does not resolve is told without it
     from sim.timeseries import time_series
 
-    config = resolved.config._replace(token_fates=resolved.config.enable_prefix_caching)
+    caching = resolved.config.enable_prefix_caching
+    config = resolved.config._replace(token_fates=caching, residency=caching)
     workload = scenario.workload
     begin = scenario.measure_from if scenario.measure_from is not None else -math.inf
     records = Records(folder / "requests.parquet" if folder else None, begin)
@@ -117,7 +118,9 @@ def run(
         figures = summarize(records, counted, config, slo, resolved.step_time.cost)
         if scenario.measure_from is not None:
             figures |= effect(totals, records)
-        figures |= breakdowns(records, workload.tenant_names, fates=config.token_fates)
+        figures |= breakdowns(
+            records, workload.tenant_names, fates=caching, evicted_from=counted.evicted_from
+        )
     except Livelock as problem:
         records.discard()
         raise InputError(

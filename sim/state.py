@@ -14,6 +14,8 @@ from sim.history import NODES_PER_SEGMENT, enlarged, new_history
 from sim.request import Batch, Ints
 from sim.timeseries import SAMPLES, start_sampling
 
+Owner = tuple[int, int]  # tenant and prefix group, -1: none
+NOBODY: Owner = (-1, -1)
 HISTORY_NODES = 1 << 16  # to begin with: a power of two; untouched pages cost nothing
 
 
@@ -52,9 +54,10 @@ class State:
         self.next_id = 0
         self.segments_used = 0
         self.sampling = False
+        self.owners: dict[Owner, int] = {NOBODY: 0}
         self.core = Core(
             config=config,
-            pool=new_pool(config.num_gpu_blocks, taken_log),
+            pool=new_pool(config.num_gpu_blocks, taken_log, config.residency),
             tree=new_tree(1024 << pool_size >> 10, 1024 << pool_size >> 12, 1 << max(10, pool_size)),
             history=new_history(HISTORY_NODES if config.token_fates else 0),
             requests=np.zeros((R.WIDTH, 0), np.int64),
@@ -144,11 +147,26 @@ class State:
         requests[R.seat, slots] = NO_SEAT
         requests[R.num_cached_tokens, slots] = -1
         requests[R.edge, slots] = 1
+        if config.residency:
+            requests[R.owner, slots] = self.number_owners(batch)
         longest = np.minimum(batch.prompt_len + batch.output_len, config.max_model_len)
         blocks_needed = (longest - 1 + config.block_size - 1) // config.block_size
         refused = (batch.prompt_len >= config.max_model_len) | (blocks_needed > config.num_gpu_blocks - 1)
         requests[R.status, slots] = np.where(refused, REFUSED, WAITING)
         return slots
+
+    def number_owners(self, batch: Batch) -> Ints:
+        """The number of each request's owner; makes room to count what new ones lose."""
+        if not ((batch.tenant >= 0) | (batch.prefix_group >= 0)).any():
+            return np.zeros(len(batch.tenant), np.int64)
+        pairs, place = np.unique([batch.tenant, batch.prefix_group], axis=1, return_inverse=True)
+        numbers = [self.owners.setdefault((t, g), len(self.owners)) for t, g in pairs.T.tolist()]
+        pool = self.core.pool
+        if len(self.owners) > len(pool.evicted_from):
+            more = np.zeros(2 * len(self.owners), np.int64)
+            more[: len(pool.evicted_from)] = pool.evicted_from
+            self.core = self.core._replace(pool=pool._replace(evicted_from=more))
+        return np.array(numbers, np.int64)[place.ravel()]
 
     def vacate(self, slot: int) -> None:
         """Give back the slot of a loaded request that never arrives at the scheduler."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SUMS = (
     "num_steps", "num_scheduled_tokens", "num_scheduled_seqs", "num_running_sum", "preempted_queries",
     "preempted_hits", "num_admissions", "num_readmissions", "num_preemptions", "num_evictions", "num_lookups",
-    "busy_time", "itl_histogram", "itl_count", "itl_sum", "itl_sum_squares", "usage_time",
+    "busy_time", "durations", "itl_histogram", "itl_count", "itl_sum", "itl_sum_squares", "usage_time",
 )  # fmt: skip
 
 
@@ -25,13 +25,15 @@ def measured(totals: Totals, records: Records) -> Totals:
     before = totals.warm_up
     assert before is not None, "measure_from was not given"
     sums: dict[str, Any] = {name: getattr(totals, name) - getattr(before, name) for name in SUMS}
+    lost_before = before.evicted_from
+    lost = {owner: blocks - lost_before.get(owner, 0) for owner, blocks in totals.evicted_from.items()}
     queries = hits = 0
     for refused, prompt_len, num_cached_tokens in records.chunks(
         "refused", "prompt_len", "num_cached_tokens"
     ):
         queries += int(prompt_len[refused == 0].sum())
         hits += int(num_cached_tokens[refused == 0].sum())
-    return totals._replace(**sums, prefix_cache_queries=queries, prefix_cache_hits=hits)
+    return totals._replace(**sums, evicted_from=lost, prefix_cache_queries=queries, prefix_cache_hits=hits)
 
 
 def effect(totals: Totals, records: Records) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from sim.engine import simulate
 from sim.request import Batch, make_batch
 
 MANY = 20_000  # steps: more than any case needs
-TABLES = ("itl_histogram", "samples")  # of the totals: compared apart
+TABLES = ("itl_histogram", "samples", "durations")  # of the totals: compared apart
 
 
 def at_every_step() -> Callable[[Clock], float]:
@@ -82,6 +82,7 @@ def cases(draw: st.DrawFn) -> Case:
         async_scheduling=draw(booleans),
         free_all_last=draw(booleans),
         token_fates=block_size > 1,
+        residency=block_size > 1,
     )
     # On the grid all times are whole seconds: arrivals, ends of steps and front ends meet.
     grid = draw(booleans)
@@ -114,6 +115,7 @@ def cases(draw: st.DrawFn) -> Case:
         "priority": draw(each(integers(0, 2))),
         "lora": (loras := draw(each(integers(0, 3)))),
         "namespace": loras,
+        "prefix_group": [group for group, _ in prefixes],
     }
     rows = [
         [(group, length), (1000 + i, suffix + output)]
@@ -164,7 +166,8 @@ def outcome(case: Case, horizon: Callable[[Clock], float] = Clock.horizon, size:
     lines += [f"{name}: {column.tolist()}" for name, column in columns.items()]
     start, interval, samples = totals.samples
     lines.append(f"{len(samples)} samples from {start!r}, {interval!r} apart")
-    lines += [hashlib.sha256(table.tobytes()).hexdigest() for table in (totals.itl_histogram, samples)]
+    tables = (totals.itl_histogram, samples, totals.durations)
+    lines += [hashlib.sha256(table.tobytes()).hexdigest() for table in tables]
     return "\n".join(lines).encode()
 
 

@@ -15,7 +15,7 @@ from test_cli import prefixsim, refused
 from test_groups import MIX, labelled
 from test_metrics import closed, make_chunk
 
-from sim import plots
+from sim import cache_plots, plots
 from sim.html_report import SHOWN_ROWS, to_html
 from sim.scenario import load
 from sim.simulation import Result, run
@@ -101,7 +101,10 @@ def test_the_page_has_the_numbers(page: str, mixed: Result) -> None:
 def test_the_page_has_the_figures(page: str) -> None:
     drawn = figures(page)
     titles = [" ".join(figure.itertext()) for figure in drawn]
-    names = ("Time to first", "Parts of TTFT", "Prompt tokens by fate", "Prefix cache", "Requests in the")
+    names = (
+        "Time to first", "Parts of TTFT", "Prompt tokens by fate", "Prefix cache", "Blocks evicted",
+        "Requests in the", "Cached blocks",
+    )  # fmt: skip
     assert len(drawn) == len(names)
     assert all(name in title for name, title in zip(names, titles, strict=True))
     for figure in drawn:  # they keep their shape at any width, and refer to themselves only
@@ -163,7 +166,7 @@ def test_hit_rate_in_a_span_is_what_the_counters_grew_by() -> None:
         "prefix_cache_hits": np.array([0, 20, 20, 180]),
         "kv_cache_usage_perc": np.array([0.0, 0.5, 0.25, 0.75]),
     }
-    use, rate = plots.cache_over_time(Figure().subplots(), series, 10.0, 3.0).get_lines()
+    use, rate = cache_plots.cache_over_time(Figure().subplots(), series, 10.0, 3.0).get_lines()
     np.testing.assert_array_equal(use.get_ydata(), [0, 50, 25, 75])
     np.testing.assert_array_equal(rate.get_xdata(), [1, 2, 3])
     np.testing.assert_array_equal(rate.get_ydata(), [20, np.nan, 80])
@@ -172,7 +175,26 @@ def test_hit_rate_in_a_span_is_what_the_counters_grew_by() -> None:
 def test_no_samples_no_lines() -> None:
     series = {name: np.empty(0) for name in ("time", "prefix_cache_queries", "prefix_cache_hits")}
     series["kv_cache_usage_perc"] = np.empty(0)
-    assert not plots.cache_over_time(Figure().subplots(), series, 0.0, 1.0).get_lines()
+    assert not cache_plots.cache_over_time(Figure().subplots(), series, 0.0, 1.0).get_lines()
+
+
+def test_churn_is_what_the_counters_grew_by() -> None:
+    time = np.array([10.0, 11.0, 13.0])
+    series: Any = {"time": time, "num_evictions": np.array([5, 9, 13])}
+    series["num_preemptions"] = np.array([0, 0, 3])
+    evictions, preemptions = cache_plots.churn_over_time(Figure().subplots(), series, 10.0, 3.0).get_lines()
+    assert evictions.get_xydata().tolist() == [[1.0, 4.0], [3.0, 2.0]]
+    assert preemptions.get_xydata().tolist() == [[1.0, 0.0], [3.0, 1.5]]
+
+
+def test_durations_are_shares_by_powers_of_two() -> None:
+    counted: Any = {"count": 4, "buckets": [[4.0, 3], [16.0, 1]]}
+    none = dict.fromkeys(("kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds"))
+    axes = cache_plots.block_durations(Figure().subplots(), none | {"kv_block_reuse_gap_seconds": counted})
+    (stairs,) = axes.patches
+    shares, edges, _ = stairs.get_data()
+    assert shares.tolist() == [75.0, 0.0, 25.0] and edges.tolist() == [2.0, 4.0, 8.0, 16.0]
+
 
 
 def test_parts_of_ttft_are_stacked_from_the_fastest_to_the_slowest() -> None:

@@ -19,6 +19,7 @@ from sim.core import EngineConfig
 from sim.domain import StepsOutside
 from sim.histogram import new_histogram
 from sim.metrics import COLUMNS, ROW_GROUP, Records, Slo, summarize
+from sim.residency import new_durations
 from sim.saturation import Saturation, saturation
 from sim.timeseries import Samples
 
@@ -39,6 +40,7 @@ def make_totals(**given: float) -> Any:
     nowhere = StepsOutside(*[0] * len(StepsOutside._fields))
     none = Samples(start=0.0, interval=1.0, table=np.zeros((0, X.WIDTH), np.int64))
     tables = {"itl_histogram": new_histogram(), "steps_outside": nowhere, "samples": none}
+    tables |= {"durations": new_durations(False), "evicted_from": {}}
     return cast(Any, SimpleNamespace(**(zeros | tables | given)))
 
 
@@ -56,6 +58,7 @@ def make_chunk(
     n = len(arrival)
     whole = {"prompt_len": prompt, "output_len": output, "refused": refused, "num_cached_tokens": 32}
     whole |= {"session_id": -1, "tenant": -1, "prefix_group": 0, "num_preemptions": 0}
+    whole["num_evictions"] = 0
     chunk: dict[str, Any] = {name: np.broadcast_to(np.int64(value), n) for name, value in whole.items()}
     times = {
         "arrival_time": arrival,

@@ -43,14 +43,14 @@ class Pool:
         name_chains(self.tree, text, 0, 1, 0, 32, 1, np.zeros(32, np.int64))
 
     def take(self, n: int = 1) -> list[int]:
-        return [int(take(self.pool, self.tree)) for _ in range(n)]
+        return [int(take(self.pool, self.tree, 0)) for _ in range(n)]
 
     def cache(self, *block_ids: int, chain: int | None = None) -> None:
         for block in block_ids:
             register(self.pool, self.tree, block, block if chain is None else chain)
 
     def touch(self, block: int) -> None:
-        touch(self.pool, block)
+        touch(self.pool, block, 0)
 
     def free(self, *table: int, all_last: bool = False) -> None:
         free_blocks(self.pool, np.array(table, np.int64), len(table), all_last)

@@ -45,7 +45,8 @@ def judged(changes: Changes, refused: Sequence[int] = ()) -> Saturation:
     }  # fmt: skip
     for name, (requests, values) in changes.items():
         columns[name][list(requests)] = values
-    names = ("request_id", "session_id", "tenant", "prefix_group", "num_cached_tokens", "num_preemptions")
+    names = ("request_id", "session_id", "tenant", "prefix_group", "num_cached_tokens", "num_preemptions",
+             "num_evictions")  # fmt: skip
     columns |= {name: np.zeros(100, np.int64) for name in (*names, "refused")}
     columns["refused"][list(refused)] = 1
     records = Records()

@@ -7,7 +7,7 @@ place in the columns of `requests`.
 from __future__ import annotations
 
 from sim._jit import hot, verb
-from sim.blocks import FREE, free_blocks, register, take, touch
+from sim.blocks import EVICTIONS, FREE, free_blocks, register, take, touch
 from sim.chains import NO_ROOM, name_chains, release_node
 from sim.columns import B, C, K, R
 from sim.core import NO_SEAT, PREEMPTED, WAITING, Core
@@ -168,14 +168,17 @@ def allocate_slots(
     seat = requests[R.seat, slot]
     chains = core.seat_chains[seat]
     blocks = core.seat_blocks[seat]
+    owner = requests[R.owner, slot]
     if num_hit_blocks > 0:
         for i in range(num_hit_blocks):
             block = core.tree.chains[C.block, chains[i]]
-            touch(core.pool, block)
+            touch(core.pool, block, owner)
             blocks[num_blocks + i] = block
         requests[R.num_cached_blocks, slot] = num_hit_blocks
+    before = core.pool.count[EVICTIONS]
     for i in range(have, table_len):
-        blocks[i] = take(core.pool, core.tree)
+        blocks[i] = take(core.pool, core.tree, owner)
+    requests[R.num_evictions, slot] += core.pool.count[EVICTIONS] - before
     requests[R.num_blocks, slot] = max(have, table_len)
     cache_blocks(core, slot, min(total + num_new_tokens, num_tokens))
     set_edge(core, slot)
