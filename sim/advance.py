@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sim._jit import entry, hot, verb
-from sim.blocks import FREE, BlockPool, reset_prefix_cache
+from sim.blocks import FREE, NUM_EVENTS, BlockPool, reset_prefix_cache
 from sim.chains import NO_ROOM, ChainTree
 from sim.columns import K, Q, R, S, T, W
 from sim.core import Core, EngineConfig
@@ -50,6 +50,7 @@ def advance_verb(
     now: float, horizon: float, config: Ints, c: Floats,
     token_us: Floats, decode_us: Floats, output_us: Floats, decode_grid: Floats, prefill_grid: Floats,
     blocks: Ints, pool_count: Ints, taken: Ints, block_times: Floats, durations: Ints, evicted_from: Ints,
+    events: Ints,
     chains: Ints, nodes: Ints, buckets: Ints, free_runs: Ints, tree_count: Ints,
     history_nodes: Ints, history_buckets: Ints,
     requests: Ints, times: Floats, segments: Ints, seat_chains: Ints, seat_blocks: Ints, vacant_seats: Ints,
@@ -72,7 +73,7 @@ def advance_verb(
             c[20], config[7], config[8] != 0, config[9] != 0, config[10] != 0, config[11] != 0,
             config[12] != 0, config[13] != 0, config[14] != 0, config[15] != 0, config[16] != 0,
         ),
-        BlockPool(blocks, pool_count, taken, block_times, durations, evicted_from),
+        BlockPool(blocks, pool_count, taken, block_times, durations, evicted_from, events),
         ChainTree(chains, nodes, buckets, free_runs, tree_count),
         History(history_nodes, history_buckets),
         requests, times, segments, seat_chains, seat_blocks, vacant_seats, queues, steps,
@@ -123,7 +124,8 @@ def advance_verb(
             clock[W.wake] = next_ready
             return IDLE
         end = clock[W.step_end + oldest]
-        if end >= horizon or count[K.step_watched + oldest] or count[K.num_records] > room:
+        crowded = count[K.num_records] > room or 2 * core.pool.count[NUM_EVENTS] > len(core.pool.events)
+        if end >= horizon or count[K.step_watched + oldest] or crowded:
             clock[W.wake] = end
             return WAIT
         now = end
@@ -168,7 +170,7 @@ def take_in_arrivals(core: Core, cost: StepCost, now: float) -> float:
             blocks = 0
             if core.config.enable_prefix_caching:
                 blocks = core.requests[R.prompt_len, slot] // core.config.block_size
-            begin = max(times[T.arrival_time, slot], clock[W.front_end_free])
+            begin = max(times[T.submitted_time, slot], clock[W.front_end_free])
             ready = begin + front_end_time(cost, blocks)
             times[T.ready_time, slot] = ready
             clock[W.front_end_free] = ready

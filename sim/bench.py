@@ -50,8 +50,8 @@ def time_work(path: Path, block_size: int) -> dict[str, Any]:
     from sim.calibration import load_calibration
     from sim.core import EngineConfig
     from sim.cost import compile_cost
-    from sim.engine import simulate
     from sim.metrics import Records, summarize
+    from sim.simulate import simulate
     from workloads import Trace
 
     config = EngineConfig(block_size, POOL_TOKENS // block_size, 8192, 256, 131_072)

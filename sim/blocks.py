@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim._jit import hot, verb
-from sim.chains import ChainTree, release_node
+from sim.chains import ChainTree, content_key, release_node
 from sim.columns import B, C, N
 from sim.request import Floats, Ints
 from sim.residency import new_durations, note_access, note_allocation, note_eviction
@@ -20,7 +20,7 @@ from sim.residency import new_durations, note_access, note_allocation, note_evic
 NULL_BLOCK = 0
 
 # BlockPool.count
-FREE, EVICTIONS, TAKEN_LOGGED, CONTENT_CHANGES = range(4)
+FREE, EVICTIONS, TAKEN_LOGGED, CONTENT_CHANGES, NUM_EVENTS = range(5)
 
 
 class BlockPool(NamedTuple):
@@ -32,18 +32,24 @@ class BlockPool(NamedTuple):
     times: Floats  # these three: see sim/residency.py; empty: not kept
     durations: Ints
     evicted_from: Ints  # evictions by the owner of the block
+    events: Ints  # what was cached and evicted, see sim/kv_index.py; empty: not told
 
 
-def new_pool(num_gpu_blocks: int, taken_log: int = 0, residency: bool = False) -> BlockPool:
+def new_pool(
+    num_gpu_blocks: int, taken_log: int = 0, residency: bool = False, kv_events: bool = False
+) -> BlockPool:
     """A pool in which every block but the null block is free, in id order."""
     blocks = np.zeros((B.WIDTH, num_gpu_blocks), np.int64)
     ids = np.arange(num_gpu_blocks, dtype=np.int64)
     blocks[B.next_free] = np.roll(ids, -1)
     blocks[B.prev_free] = np.roll(ids, 1)
-    count = np.array([num_gpu_blocks - 1, 0, 0, 0], np.int64)
+    count = np.array([num_gpu_blocks - 1, 0, 0, 0, 0], np.int64)
     times = np.zeros((2, num_gpu_blocks if residency else 0))
     owners = np.zeros(1 if residency else 0, np.int64)
-    return BlockPool(blocks, count, np.zeros(taken_log, np.int64), times, new_durations(residency), owners)
+    # a step tells of each block a few times at most, and half of this is left free for it
+    events = np.zeros(16 * num_gpu_blocks if kv_events else 0, np.int64)
+    taken = np.zeros(taken_log, np.int64)
+    return BlockPool(blocks, count, taken, times, new_durations(residency), owners, events)
 
 
 @verb
@@ -67,6 +73,13 @@ def insert_after(pool: BlockPool, before: int, block: int) -> None:
     pool.count[FREE] += 1
 
 
+@verb
+def tell(pool: BlockPool, event: int) -> None:
+    """Append a KV event: the key of a block that is cached now, negative if it no longer is."""
+    pool.events[pool.count[NUM_EVENTS]] = event
+    pool.count[NUM_EVENTS] += 1
+
+
 @hot
 def register(pool: BlockPool, tree: ChainTree, block: int, chain: int) -> None:
     """Cache a full block under its content (BlockPool.cache_full_blocks).
@@ -75,6 +88,8 @@ def register(pool: BlockPool, tree: ChainTree, block: int, chain: int) -> None:
     """
     pool.blocks[B.chain, block] = chain
     pool.count[CONTENT_CHANGES] += 1
+    if len(pool.events) > 0:
+        tell(pool, content_key(tree, chain))
     first = tree.chains[C.block, chain]
     if first == 0:
         tree.chains[C.block, chain] = block
@@ -93,6 +108,8 @@ def register(pool: BlockPool, tree: ChainTree, block: int, chain: int) -> None:
 def forget(pool: BlockPool, tree: ChainTree, block: int) -> None:
     """Drop a cached block's content; its place and references stay (BlockPool._maybe_evict_cached_block)."""
     chain = pool.blocks[B.chain, block]
+    if len(pool.events) > 0:
+        tell(pool, -content_key(tree, chain))
     pool.blocks[B.chain, block] = 0
     after = pool.blocks[B.next_duplicate, block]
     if after == block:

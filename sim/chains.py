@@ -15,6 +15,7 @@ import numpy as np
 
 from sim._jit import inlined, verb
 from sim.columns import C, N
+from sim.content_key import ROOT_KEY, block_key, namespace_key, segment_key
 from sim.request import Ints
 
 ROOT = 0
@@ -41,6 +42,7 @@ def new_tree(num_chains: int, num_nodes: int, num_buckets: int) -> ChainTree:
     chains = np.zeros((C.WIDTH, num_chains), np.int64)
     nodes = np.zeros((N.WIDTH, num_nodes), np.int64)
     nodes[N.refs, ROOT] = 1  # the root is never forgotten
+    nodes[N.key, ROOT] = ROOT_KEY
     count = np.array([0, 1, 1], np.int64)
     return ChainTree(
         chains, nodes, np.zeros(num_buckets, np.int64), np.zeros(MAX_RUN + 1, np.int64), count
@@ -113,6 +115,13 @@ def add_node(
     tree.nodes[N.first_chain, node] = first
     tree.nodes[N.num_chains, node] = num_chains
     tree.nodes[N.refs, node] = 0
+    key = tree.nodes[N.key, parent]
+    if skip == 0:
+        key = segment_key(key, max(tree.nodes[N.skip, parent], 0) + branch, segment)
+    elif skip == NAMESPACE_ROOT:
+        key = namespace_key(key, segment)
+    tree.nodes[N.key, node] = key
+    tree.nodes[N.first_block, node] = depth // block_size + 1
     for chain in range(first, first + num_chains):
         tree.chains[C.node, chain] = node
     bucket = bucket_of(tree, parent, branch, segment, skip)
@@ -120,6 +129,15 @@ def add_node(
     tree.buckets[bucket] = node
     tree.nodes[N.refs, parent] += 1
     return node
+
+
+@verb
+def content_key(tree: ChainTree, chain: int) -> int:
+    """What routers call the content of a chain id, see sim/kv_index.py."""
+    node = tree.chains[C.node, chain]
+    block = tree.nodes[N.first_block, node] + chain - tree.nodes[N.first_chain, node]
+    key: int = block_key(tree.nodes[N.key, node], block)
+    return key
 
 
 @verb

@@ -45,15 +45,18 @@ class Clock(simpy.Environment):
         heappush(self._outside, time)
         return Instant(self, time, NORMAL)
 
-    def wake_at(self, time: float) -> Event:
-        """An engine's wake-up at `time`, after all outside events of that instant."""
-        return Instant(self, time, ENGINE)
+    def wake_at(self, time: float, replica: int) -> Event:
+        """An engine's wake-up at `time`, after all outside events of that instant.
 
-    def wake_now(self, event: Event) -> None:
+        Of several engines the one with the smaller number is first, whatever has gone before.
+        """
+        return Instant(self, time, EventPriority(ENGINE + replica))
+
+    def wake_now(self, event: Event, replica: int) -> None:
         """Let an engine's event happen now, after all outside events of this instant."""
         event._ok = True
         event._value = None
-        self.schedule(event, ENGINE)
+        self.schedule(event, EventPriority(ENGINE + replica))
 
     def horizon(self) -> float:
         """The time of the next outside event after now, infinity if there is none."""

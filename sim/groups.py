@@ -43,7 +43,7 @@ def breakdowns(
     """
 
     def rows(numbers: Ints, index: Ints) -> list[Row]:
-        return _rows(records, len(numbers), index, fates)
+        return rows_of(records, len(numbers), index, fates)
 
     by_tenant = []
     numbers, index = _largest(records, "tenant", MOST_TENANTS)
@@ -62,7 +62,7 @@ def breakdowns(
     turns, sessions = _turns(records)
     if sessions is not None:
         named = [str(turn) for turn in range(1, LAST_TURN)] + [f"{LAST_TURN}+"]
-        every = _rows(records, LAST_TURN, turns, fates)
+        every = rows_of(records, LAST_TURN, turns, fates)
         by_turn = [{"turn": turn} | row for turn, row in zip(named, every, strict=True) if row["requests"]]
     return {"by_tenant": by_tenant, "by_prefix_group": by_group, "by_turn": by_turn, "sessions": sessions}
 
@@ -139,8 +139,8 @@ class _Sums(NamedTuple):
     fates: Ints  # [fate, group]
 
 
-def _rows(records: Records, num_groups: int, index: Ints, fates: bool) -> list[Row]:
-    """One row a group; `index` tells each request's, -1 if none."""
+def rows_of(records: Records, num_groups: int, index: Ints, fates: bool) -> list[Row]:
+    """The figures of each group, a row each; `index` tells each request's group, -1 if none."""
     sums = _sums(records, num_groups, index, fates)
     rows: list[Row] = []
     for group, ttft in enumerate(_by_group(records.column("ttft_ms"), index, num_groups)):

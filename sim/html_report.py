@@ -126,6 +126,7 @@ def _tables(s: dict[str, Any]) -> Iterator[Table]:
     named = ["tenant", "prefix_group"] if s["by_tenant"] else ["prefix_group"]
     groups = _group_rows(s["by_prefix_group"], evictions, *named)
     yield Table("Prefix groups", ["group", *_GROUP_HEADER], groups, "Those with the most prompt tokens.")
+    yield Table("Replicas", _REPLICA_HEADER, _replica_rows(s), _evenness(s))
     turns = _group_rows(s["by_turn"], evictions, "turn")
     yield Table("Turns of sessions", ["turn", *_GROUP_HEADER], turns, _sessions(s))
     rows = [
@@ -165,6 +166,36 @@ def _group_rows(groups: list[dict[str, Any]], num_evictions: int, *names: str) -
         ]
         for group in groups[:SHOWN_ROWS]
     ]
+
+
+_REPLICA_HEADER = [
+    "replica", "requests", "hit rate", "mean TTFT", "P95 TTFT", "tokens computed", "busy seconds",
+    "evictions",
+]  # fmt: skip
+
+
+def _replica_rows(s: dict[str, Any]) -> list[Row]:
+    return [
+        [
+            str(row["replica"]),
+            _number(row["requests"]),
+            _percent(row["prefix_cache_hit_rate"]),
+            _ms(row["mean_ttft_ms"]),
+            _ms(row["p95_ttft_ms"]),
+            *(_number(row[name]) for name in ("num_computed_tokens", "busy_time", "num_evictions")),
+        ]
+        for row in s["by_replica"][:SHOWN_ROWS]
+    ]
+
+
+def _evenness(s: dict[str, Any]) -> str:
+    if s["imbalance"] is None:
+        return ""
+    even = {name: _number(value) for name, value in s["imbalance"].items()}
+    return (
+        f"The replica with most has {even['requests']} times the mean in requests, "
+        f"{even['num_computed_tokens']} in tokens computed, {even['busy_time']} in busy time."
+    )
 
 
 def _share(group: dict[str, Any], fate: str) -> str:

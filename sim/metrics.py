@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sim.core import EngineConfig
     from sim.cost import StepCost
-    from sim.engine import Totals
+    from sim.totals import Totals
 
 Floats = npt.NDArray[np.float64]
 Column = npt.NDArray[Any]
@@ -38,7 +38,7 @@ QUANTILES = (50, 90, 95, 99)
 COLUMNS = (
     "request_id", "session_id", "tenant", "prefix_group",
     "arrival_time", "ready_time", "scheduled_time", "first_token_time", "finish_time",
-    "prompt_len", "output_len", "num_cached_tokens", "num_preemptions", "num_evictions", "refused",
+    "prompt_len", "output_len", "num_cached_tokens", "num_preemptions", "num_evictions", "refused", "replica",
     "front_end_time_ms", "queue_time_ms", "prefill_time_ms", "ttft_ms", "tpot_ms", "itl_mean_ms", "e2el_ms",
 )  # fmt: skip
 FATE_COLUMNS = tuple(f"fate_{name}" for name in FATES)  # behind them, where fates were decided
@@ -56,19 +56,20 @@ def with_latencies(chunk: Mapping[str, Column]) -> Chunk:
 
     TTFT has three parts: `front_end_time_ms` until the front-end thread has hashed and queued the
     request, the wait for that thread included; `queue_time_ms` from there to the first step that
-    runs it, as in vLLM; `prefill_time_ms` until the first token, preemptions included. `tpot_ms`
-    and `itl_mean_ms` are NaN where the output is one token, all latencies where the request was
-    refused. Where the engine decided fates, the six fate_* add up to prompt_len, but for refused
-    requests, which have none. Does not modify its argument.
+    runs it, as in vLLM, and the wait in a central queue; `prefill_time_ms` until the first token,
+    preemptions included. `tpot_ms` and `itl_mean_ms` are NaN where the output is one token, all
+    latencies where the request was refused. Where the engine decided fates, the six fate_* add up to
+    prompt_len, but for refused requests, which have none. Does not modify its argument.
     """
-    arrival, first = chunk["arrival_time"], chunk["first_token_time"]
-    ready, scheduled = chunk["ready_time"], chunk["scheduled_time"]
+    arrival, submitted, ready, scheduled, first = (
+        chunk[f"{name}_time"] for name in ("arrival", "submitted", "ready", "scheduled", "first_token")
+    )
     gaps = chunk["output_len"].astype(np.float64) - 1.0
     gaps[gaps < 1.0] = np.nan
     tpot = (chunk["finish_time"] - first) * 1e3 / gaps
     derived = {
-        "front_end_time_ms": (ready - arrival) * 1e3,
-        "queue_time_ms": (scheduled - ready) * 1e3,
+        "front_end_time_ms": (ready - submitted) * 1e3,
+        "queue_time_ms": ((submitted - arrival) + (scheduled - ready)) * 1e3,
         "prefill_time_ms": (first - scheduled) * 1e3,
         "ttft_ms": (first - arrival) * 1e3,
         "tpot_ms": tpot,

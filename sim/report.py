@@ -94,6 +94,7 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
     yield from _cache_lines(result)
     yield from _fate_lines(result)
     yield from _tenant_lines(s["by_tenant"], s["num_evictions"])
+    yield from _replica_lines(s, scenario.cluster.router)
     yield _heading("Load")
     verdict = s["saturation"]
     yield f"bold {_COLOURS[verdict]}", f"{verdict}: {VERDICTS[verdict]}"
@@ -168,7 +169,8 @@ def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
     yield _line("Re-admissions: tokens hit / looked up:", s["preempted_hits"], s["preempted_queries"])
     yield _line("Block size (tokens):", s["block_size"])
     pool = s["num_gpu_blocks"]
-    yield _line("KV pool (blocks / tokens):", pool, pool * s["block_size"])
+    each = " of each" if s["num_replicas"] > 1 else ""
+    yield _line(f"KV pool{each} (blocks / tokens):", pool, pool * s["block_size"])
     if result.resolved.kv_bytes_per_token is not None:
         gib = pool * s["block_size"] * result.resolved.kv_bytes_per_token / 2**30
         yield _line("KV pool (GiB per GPU):", gib)
@@ -219,6 +221,25 @@ def _tenant_lines(rows: list[dict[str, Any]], num_evictions: int) -> Iterator[tu
         yield "", f"{row['tenant'][:13]:<14}{figures}"
     if len(rows) > SHOWN_TENANTS:
         yield "dim", f"  and {len(rows) - SHOWN_TENANTS} smaller ones: by_tenant in the summary"
+
+
+def _replica_lines(s: dict[str, Any], router: str) -> Iterator[tuple[str, str]]:
+    """The first SHOWN_TENANTS replicas, a line each, and how even they are; nothing for a lone engine."""
+    rows = s["by_replica"]
+    if not rows:
+        return
+    yield _heading("Replicas")
+    yield "", f"{len(rows)} replicas, {router.replace('_', ' ')}; engine figures above are sums over them"
+    yield "dim", f"{'':<8}{'requests':>12}{'hit %':>9}{'TTFT ms: mean':>15}{'P95':>10}{'busy s':>10}"
+    for row in rows[:SHOWN_TENANTS]:
+        figures = row["prefix_cache_hit_rate"], row["mean_ttft_ms"], row["p95_ttft_ms"], row["busy_time"]
+        rate, mean, p95, busy = map(_number, (_percent(figures[0]), *figures[1:]))
+        yield "", f"{row['replica']:<8}{row['requests']:>12}{rate:>9}{mean:>15}{p95:>10}{busy:>10}"
+    if len(rows) > SHOWN_TENANTS:
+        yield "dim", f"  and {len(rows) - SHOWN_TENANTS} more: by_replica in the summary"
+    even = s["imbalance"]
+    most = (even["requests"], even["num_computed_tokens"], even["busy_time"])
+    yield _line("Most over mean: requests / tokens / time", *most)
 
 
 def _setting(result: Result) -> str:

@@ -79,6 +79,17 @@ class Engine(Section):
         return self
 
 
+class Cluster(Section):
+    """Replicas of the engine, each on GPUs of its own, and the router before them."""
+
+    replicas: Annotated[int, Field(ge=1, le=1024)] = 1
+    router: Literal[
+        "round_robin", "random", "least_outstanding", "power_of_two", "central_queue", "session_affinity",
+        "prefix_affinity", "kv_aware",
+    ] = "round_robin"  # fmt: skip
+    view_delay: Seconds = 0.0  # the router looks at the replicas so often; 0: at each arrival
+
+
 class SloLimits(Section):
     """Goodput limits in milliseconds."""
 
@@ -105,6 +116,7 @@ class Scenario(Section):
     gpu: str = "h100-sxm"
     seed: Annotated[int, Field(ge=0)] = 0
     engine: Engine = Engine()
+    cluster: Cluster = Cluster()
     cache: Literal["apc"] = "apc"
     # A calibration's name or file, `roofline` or `table`; None: that of gpu and model, else a roofline.
     cost: str | WholeStep | None = None

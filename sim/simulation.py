@@ -20,9 +20,11 @@ from sim.resolve import Resolved, resolve
 from sim.scenario import Scenario
 from sim.warm_up import effect, measured
 from workloads import AnyWorkload, SessionWorkload, WorkloadWarning
+from workloads.streams import Stream, stream_seed
 
 if TYPE_CHECKING:
     from sim.recorder import Recorder
+    from sim.replicas import Cluster
 
 LATEST = 1e12  # seconds: later than that, a float has no more milliseconds
 
@@ -51,7 +53,7 @@ def run(
     """
     resolved = resolve(scenario)
     from sim.domain import domain_warnings, with_share_on_kappa
-    from sim.engine import simulate  # slow to load; what does not resolve is told without it
+    from sim.simulate import simulate  # slow to load; what does not resolve is told without it
     from sim.timeseries import time_series
 
     caching = resolved.config.enable_prefix_caching
@@ -89,6 +91,7 @@ def run(
                 reset_prefix_cache=scenario.reset_prefix_cache,
                 measure_from=scenario.measure_from,
                 on_records=collect,
+                cluster=_cluster(scenario, seed),
                 progress=progress,
                 **stops,
             )
@@ -118,6 +121,9 @@ def run(
         figures = summarize(records, counted, config, slo, resolved.step_time.cost)
         if scenario.measure_from is not None:
             figures |= effect(totals, records)
+        from sim.by_replica import by_replica
+
+        figures |= by_replica(records, counted, config, fates=caching)
         figures |= breakdowns(
             records, workload.tenant_names, fates=caching, evicted_from=counted.evicted_from
         )
@@ -160,8 +166,18 @@ def run(
     errors = {component: error.mape for component, error in timing.errors.items()}
     told_of_steps = {"calibration": timing.name, "calibration_mape": errors, "assumed": assumed}
     tail = hashing | told_of_steps | {"warnings": notes}
-    series = time_series(totals.samples, config.num_gpu_blocks)
+    series = time_series(totals.samples, (config.num_gpu_blocks - 1) * scenario.cluster.replicas)
     return Result(resolved, head | figures | tail, records, series)
+
+
+def _cluster(scenario: Scenario, seed: np.random.SeedSequence) -> Cluster | None:
+    """The replicas and their router; None for one engine alone."""
+    from sim.replicas import Cluster
+
+    told = scenario.cluster
+    if told.replicas == 1:
+        return None
+    return Cluster(told.replicas, told.router, told.view_delay, stream_seed(seed, Stream.ROUTER))
 
 
 def _requests(

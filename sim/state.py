@@ -1,29 +1,20 @@
-"""The arrays behind one engine: made, filled with requests, and grown between steps."""
+"""The arrays behind one engine: made, grown between steps, and told of arrivals."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from sim.arena import Arena, grown
 from sim.blocks import new_pool
 from sim.chains import ChainTree, new_tree
 from sim.columns import K, Q, R, S, T, W, X
-from sim.core import NO_SEAT, REFUSED, VACANT, WAITING, Core, EngineConfig
+from sim.core import Core, EngineConfig
 from sim.fates import MISSES
 from sim.histogram import new_histogram
 from sim.history import NODES_PER_SEGMENT, enlarged, new_history
-from sim.request import Batch, Ints
 from sim.timeseries import SAMPLES, start_sampling
 
-Owner = tuple[int, int]  # tenant and prefix group, -1: none
-NOBODY: Owner = (-1, -1)
 HISTORY_NODES = 1 << 16  # to begin with: a power of two; untouched pages cost nothing
-
-
-def grown(table: Ints, width: int) -> Ints:
-    """A copy of a table with room for `width` items, the new ones 0."""
-    wider = np.zeros((len(table), width), table.dtype)
-    wider[:, : table.shape[1]] = table
-    return wider
 
 
 class State:
@@ -32,12 +23,20 @@ class State:
     core: Core
 
     def __init__(
-        self, config: EngineConfig, *, num_records: int = 4096, taken_log: int = 0, table_len: int = 0
+        self,
+        config: EngineConfig,
+        arena: Arena | None = None,
+        *,
+        num_records: int = 4096,
+        taken_log: int = 0,
+        table_len: int = 0,
+        kv_events: bool = False,
     ) -> None:
-        """Make an empty engine.
+        """Make an empty engine for requests of `arena`, its own if there is none.
 
         It collects `num_records` ended requests and, for replays, `taken_log` entries of
-        BlockPool.taken; `table_len` lengthens the seats where requests may outgrow the pool.
+        BlockPool.taken; `table_len` lengthens the seats where requests may outgrow the pool. With
+        `kv_events` it tells what is cached and evicted, see sim/kv_index.py.
         """
         assert config.block_size > 0 and config.num_gpu_blocks > 1, config
         pool_size = min(config.num_gpu_blocks, 1 << 20).bit_length()
@@ -51,22 +50,20 @@ class State:
         clock = np.zeros(W.WIDTH)
         clock[W.next_sample] = np.inf
         num_fates = len(MISSES) if config.token_fates else 0
-        self.next_id = 0
-        self.segments_used = 0
         self.sampling = False
-        self.owners: dict[Owner, int] = {NOBODY: 0}
+        self.arena = arena or Arena(config)
         self.core = Core(
             config=config,
-            pool=new_pool(config.num_gpu_blocks, taken_log, config.residency),
+            pool=new_pool(config.num_gpu_blocks, taken_log, config.residency, kv_events),
             tree=new_tree(1024 << pool_size >> 10, 1024 << pool_size >> 12, 1 << max(10, pool_size)),
             history=new_history(HISTORY_NODES if config.token_fates else 0),
-            requests=np.zeros((R.WIDTH, 0), np.int64),
-            times=np.zeros((T.WIDTH, 0)),
-            segments=np.zeros((2, 4096), np.int64),
+            requests=self.arena.requests,
+            times=self.arena.times,
+            segments=self.arena.segments,
             seat_chains=np.zeros((seats, row), np.int64),
             seat_blocks=np.zeros((seats, row), np.int64),
             vacant_seats=np.arange(seats)[::-1].copy(),
-            queues=np.zeros((Q.WIDTH, 0), np.int64),
+            queues=np.zeros((Q.WIDTH, self.arena.requests.shape[1]), np.int64),
             steps=np.zeros((S.WIDTH, 2, seats), np.int64),
             record_ints=np.zeros((num_records, R.RECORDED + 2 + num_fates), np.int64),
             record_floats=np.zeros((num_records, T.RECORDED)),
@@ -76,7 +73,26 @@ class State:
             count=count,
             clock=clock,
         )
-        self.grow_requests(max(1024, seats))
+        self.arena.states.append(self)
+
+    def share(self) -> None:
+        """Take over the arena's arrays, of which one has grown."""
+        arena = self.arena
+        self.core = self.core._replace(
+            requests=arena.requests,
+            times=arena.times,
+            segments=arena.segments,
+            queues=grown(self.core.queues, arena.requests.shape[1]),
+        )
+
+    def count_owners(self, num_owners: int) -> None:
+        """Make room to count what so many owners lose."""
+        pool = self.core.pool
+        have = len(pool.evicted_from)
+        if num_owners > have:
+            larger = np.zeros(2 * num_owners, np.int64)
+            larger[:have] = pool.evicted_from
+            self.core = self.core._replace(pool=pool._replace(evicted_from=larger))
 
     def grow(self) -> None:
         """Make room after NO_ROOM: in the history if the next request needs it there, else in the tree."""
@@ -102,109 +118,12 @@ class State:
             )
         )
 
-    def grow_requests(self, wanted: int) -> None:
-        """Make room for at least `wanted` more requests."""
-        core = self.core
-        have = core.requests.shape[1]
-        width = have + max(wanted, have)
-        self.core = core = core._replace(
-            requests=grown(core.requests, width),
-            times=grown(core.times, width),  # type: ignore[arg-type]
-            queues=grown(core.queues, width),
-        )
-        height = int(core.count[K.vacant_slots])
-        core.queues[Q.vacant, height : height + width - have] = np.arange(width - 1, have - 1, -1)
-        core.count[K.vacant_slots] += width - have
-        core.requests[R.request_id, have:] = -1
-
-    def load(self, batch: Batch) -> Ints:
-        """Copy a batch into vacant slots, in order; returns the slots. The requests have not arrived yet.
-
-        A request that can never run is REFUSED here: its prompt leaves no room for a token within
-        max_model_len, or it needs more KV than the pool holds.
-        """
-        n = len(batch.prompt_len)
-        if self.core.count[K.vacant_slots] < n:
-            self.grow_requests(n)
-        first_segment = self.store_segments(batch)
-        core = self.core
-        config, requests = core.config, core.requests
-        height = int(core.count[K.vacant_slots])
-        slots: Ints = core.queues[Q.vacant, height - n : height][::-1].copy()
-        core.count[K.vacant_slots] -= n
-        requests[:, slots] = 0
-        core.times[:, slots] = np.nan
-        for name in ("prompt_len", "output_len", "max_tokens", "priority", "namespace", "lora",
-                     "session_id", "tenant", "prefix_group"):  # fmt: skip
-            requests[getattr(R, name), slots] = getattr(batch, name)
-        core.times[T.arrival_time, slots] = batch.arrival_time
-        requests[R.request_id, slots] = np.arange(self.next_id, self.next_id + n)
-        requests[R.rank, slots] = requests[R.request_id, slots]
-        self.next_id += n
-        requests[R.num_tokens, slots] = batch.prompt_len
-        requests[R.first_segment, slots] = first_segment
-        requests[R.num_segments, slots] = np.diff(batch.segment_start)
-        requests[R.seat, slots] = NO_SEAT
-        requests[R.num_cached_tokens, slots] = -1
-        requests[R.edge, slots] = 1
-        if config.residency:
-            requests[R.owner, slots] = self.number_owners(batch)
-        longest = np.minimum(batch.prompt_len + batch.output_len, config.max_model_len)
-        blocks_needed = (longest - 1 + config.block_size - 1) // config.block_size
-        refused = (batch.prompt_len >= config.max_model_len) | (blocks_needed > config.num_gpu_blocks - 1)
-        requests[R.status, slots] = np.where(refused, REFUSED, WAITING)
-        return slots
-
-    def number_owners(self, batch: Batch) -> Ints:
-        """The number of each request's owner; makes room to count what new ones lose."""
-        if not ((batch.tenant >= 0) | (batch.prefix_group >= 0)).any():
-            return np.zeros(len(batch.tenant), np.int64)
-        pairs, place = np.unique([batch.tenant, batch.prefix_group], axis=1, return_inverse=True)
-        numbers = [self.owners.setdefault((t, g), len(self.owners)) for t, g in pairs.T.tolist()]
-        pool = self.core.pool
-        if len(self.owners) > len(pool.evicted_from):
-            more = np.zeros(2 * len(self.owners), np.int64)
-            more[: len(pool.evicted_from)] = pool.evicted_from
-            self.core = self.core._replace(pool=pool._replace(evicted_from=more))
-        return np.array(numbers, np.int64)[place.ravel()]
-
-    def vacate(self, slot: int) -> None:
-        """Give back the slot of a loaded request that never arrives at the scheduler."""
-        core = self.core
-        core.requests[R.request_id, slot] = -1
-        core.requests[R.status, slot] = VACANT
-        core.queues[Q.vacant, core.count[K.vacant_slots]] = slot
-        core.count[K.vacant_slots] += 1
-
-    def store_segments(self, batch: Batch) -> Ints:
-        """Append a batch's segments, dropping those of ended requests when room lacks; returns row starts."""
-        k = len(batch.segment_id)
-        if self.segments_used + k > self.core.segments.shape[1]:
-            self.compact_segments(k)
-        start = self.segments_used
-        self.core.segments[0, start : start + k] = batch.segment_id
-        self.core.segments[1, start : start + k] = batch.segment_len
-        self.segments_used += k
-        return batch.segment_start[:-1] + start
-
-    def compact_segments(self, wanted: int) -> None:
-        """Move the live requests' segments together, with room for `wanted` more and as much again."""
-        requests, segments = self.core.requests, self.core.segments
-        live = np.flatnonzero(requests[R.status] != VACANT)
-        lengths = requests[R.num_segments, live]
-        ends = np.cumsum(lengths)
-        total = int(ends[-1]) if len(live) else 0
-        shift = np.repeat(requests[R.first_segment, live] - (ends - lengths), lengths)
-        kept = segments[:, np.arange(total) + shift]
-        self.core = self.core._replace(segments=grown(kept, max(segments.shape[1], 2 * (total + wanted))))
-        requests[R.first_segment, live] = ends - lengths
-        self.segments_used = total
-
-    def arrive(self, slot: int) -> None:
+    def arrive(self, slot: int, now: float) -> None:
         """Put a loaded request, whose arrival_time is set, into the front end's queue."""
         count, queues = self.core.count, self.core.queues
+        self.core.times[T.submitted_time, slot] = now
         if not self.sampling:
-            start_sampling(self.core, float(self.core.times[T.arrival_time, slot]))
+            start_sampling(self.core, now)
             self.sampling = True
         end = count[K.arrived]
         if end == queues.shape[1]:

@@ -9,6 +9,7 @@ more. Sampling begins with the last instant before, or at, the first arrival.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ class Samples(NamedTuple):
     start: float  # seconds: the instant of the first
     interval: float  # seconds
     table: Ints  # [i, X]
+    after: Ints  # [X]: what holds after the last
 
 
 def start_sampling(core: Core, arrival_time: float) -> None:
@@ -87,15 +89,54 @@ def keep_every_second(samples: Ints, count: Ints, clock: Floats) -> None:
     clock[W.sample_interval] *= 2.0
 
 
+_COUNTED = {
+    X.num_running: K.num_running,
+    X.num_waiting: K.num_waiting,
+    X.num_preemptions: K.num_preemptions,
+    X.queries: K.queries,
+    X.hits: K.hits,
+    X.num_scheduled_tokens: K.num_scheduled_tokens,
+}
+
+
 def samples_of(core: Core) -> Samples:
     """A copy of the samples taken so far."""
     interval = float(core.clock[W.sample_interval])
     start = float(core.count[K.first_sample] * interval)
-    return Samples(start, interval, core.samples[: core.count[K.num_samples]].copy())
+    after = np.zeros(X.WIDTH, np.int64)
+    for column, number in _COUNTED.items():
+        after[column] = core.count[number]
+    after[X.num_blocks] = core.pool.blocks.shape[1] - 1 - core.pool.count[FREE]
+    after[X.num_evictions] = core.pool.count[EVICTIONS]
+    return Samples(start, interval, core.samples[: core.count[K.num_samples]].copy(), after)
 
 
-def time_series(samples: Samples, num_gpu_blocks: int) -> dict[str, npt.NDArray[np.float64] | Ints]:
+def summed(engines: Sequence[Samples]) -> Samples:
+    """The samples of several engines added up, at the longest of their intervals or longer."""
+    sampled = [one for one in engines if len(one.table)]
+    if not sampled:
+        return engines[0]
+    end = max(one.start + one.interval * (len(one.table) - 1) for one in sampled)
+    interval = max(one.interval for one in sampled)
+    first = min(one.start for one in sampled)
+    while (end - first) / interval >= SAMPLES:
+        interval *= 2.0
+    begin = math.ceil(first / interval)
+    table = np.zeros((max(0, math.floor(end / interval) - begin + 1), X.WIDTH), np.int64)
+    for one in sampled:
+        every = round(interval / one.interval)
+        offset = round(one.start / one.interval)
+        place = (begin + np.arange(len(table))) * every - offset  # of an instant in the engine's table
+        inside = (place >= 0) & (place < len(one.table))
+        table[inside] += one.table[place[inside]]
+        table[place >= len(one.table)] += one.after
+    return Samples(begin * interval, interval, table, np.sum([one.after for one in engines], axis=0))
+
+
+def time_series(samples: Samples, usable_blocks: int) -> dict[str, npt.NDArray[np.float64] | Ints]:
     """The samples as columns, named as vLLM names its metrics; `time` in seconds.
+
+    `usable_blocks` are those of all pools, less the null blocks.
 
     num_requests_* and kv_cache_usage_perc (of 1) are those of the instant, all others count from
     the start of the run. Requests in the front end are not yet waiting.
@@ -106,7 +147,7 @@ def time_series(samples: Samples, num_gpu_blocks: int) -> dict[str, npt.NDArray[
         "time": time,
         "num_requests_running": table[:, X.num_running],
         "num_requests_waiting": table[:, X.num_waiting],
-        "kv_cache_usage_perc": table[:, X.num_blocks] / (num_gpu_blocks - 1),  # less the null block
+        "kv_cache_usage_perc": table[:, X.num_blocks] / usable_blocks,
         "num_evictions": table[:, X.num_evictions],
         "num_preemptions": table[:, X.num_preemptions],
         "prefix_cache_queries": table[:, X.queries],

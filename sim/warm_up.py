@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sim.engine import Totals
     from sim.metrics import Records
+    from sim.totals import Totals
 
 SUMS = (
     "num_steps", "num_scheduled_tokens", "num_scheduled_seqs", "num_running_sum", "preempted_queries",
@@ -22,18 +22,26 @@ SUMS = (
 
 def measured(totals: Totals, records: Records) -> Totals:
     """The totals without the warm-up: SUMS since it ended, the cache's of the measured requests."""
-    before = totals.warm_up
-    assert before is not None, "measure_from was not given"
-    sums: dict[str, Any] = {name: getattr(totals, name) - getattr(before, name) for name in SUMS}
-    lost_before = before.evicted_from
-    lost = {owner: blocks - lost_before.get(owner, 0) for owner, blocks in totals.evicted_from.items()}
     queries = hits = 0
     for refused, prompt_len, num_cached_tokens in records.chunks(
         "refused", "prompt_len", "num_cached_tokens"
     ):
         queries += int(prompt_len[refused == 0].sum())
         hits += int(num_cached_tokens[refused == 0].sum())
-    return totals._replace(**sums, evicted_from=lost, prefix_cache_queries=queries, prefix_cache_hits=hits)
+    replicas = tuple(map(_since, totals.replicas))
+    return _since(totals)._replace(
+        prefix_cache_queries=queries, prefix_cache_hits=hits, replicas=replicas
+    )
+
+
+def _since(totals: Totals) -> Totals:
+    """The totals with SUMS since the warm-up ended."""
+    before = totals.warm_up
+    assert before is not None, "measure_from was not given"
+    sums: dict[str, Any] = {name: getattr(totals, name) - getattr(before, name) for name in SUMS}
+    lost_before = before.evicted_from
+    lost = {owner: blocks - lost_before.get(owner, 0) for owner, blocks in totals.evicted_from.items()}
+    return totals._replace(**sums, evicted_from=lost)
 
 
 def effect(totals: Totals, records: Records) -> dict[str, Any]:

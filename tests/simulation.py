@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from sim.core import EngineConfig
 from sim.cost import StepCost, linear_cost
-from sim.engine import INT_FIELDS, Records, Totals, simulate
+from sim.engine import INT_FIELDS, Records
 from sim.request import Batch, Session, make_batch
+from sim.simulate import simulate
+from sim.totals import Totals
 
 Segments = Sequence[tuple[int, int]]  # (segment id, tokens) of a prompt
 APART = 1e6  # seconds between requests that never meet

@@ -26,8 +26,8 @@ from sim.cli import app
 from sim.clock import Clock
 from sim.core import EngineConfig
 from sim.cost import StepCost, linear_cost
-from sim.engine import simulate
 from sim.request import Batch, make_batch
+from sim.simulate import simulate
 
 MANY = 20_000  # steps: more than any case needs
 TABLES = ("itl_histogram", "samples", "durations")  # of the totals: compared apart
@@ -164,8 +164,8 @@ def outcome(case: Case, horizon: Callable[[Clock], float] = Clock.horizon, size:
     numbers = {name: value for name, value in totals._asdict().items() if name not in TABLES}
     lines = [f"{name}={value!r}" for name, value in numbers.items()]
     lines += [f"{name}: {column.tolist()}" for name, column in columns.items()]
-    start, interval, samples = totals.samples
-    lines.append(f"{len(samples)} samples from {start!r}, {interval!r} apart")
+    start, interval, samples, after = totals.samples
+    lines.append(f"{len(samples)} samples from {start!r}, {interval!r} apart, then {after.tolist()}")
     tables = (totals.itl_histogram, samples, totals.durations)
     lines += [hashlib.sha256(table.tobytes()).hexdigest() for table in tables]
     return "\n".join(lines).encode()

@@ -16,13 +16,13 @@ import pytest
 from sim.columns import T
 from sim.core import EngineConfig
 from sim.cost import linear_cost
-from sim.engine import simulate
 from sim.errors import InputError
 from sim.explain import explain, walk_of
 from sim.explain.events import Admission, Arrival, Board, Event, Finish, Running, Verdict
 from sim.explain.examples import fourteen_tokens, timeline
 from sim.explain.walk import TooLong, Walk
 from sim.request import Batch, make_batch
+from sim.simulate import simulate
 from workloads import FourteenTokens, SharedPrefix
 
 E = TypeVar("E")

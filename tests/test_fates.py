@@ -159,7 +159,7 @@ def tokens_of(row: Sequence[tuple[int, int]]) -> list[Token]:
 def played(case: Case) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
     """Run a case step by step; yields each ended request's fates, by the engine and by the oracle."""
     engine = State(case.config, num_records=len(case.rows) + 1)
-    slots = engine.load(case.load).tolist()
+    slots = engine.arena.load(case.load).tolist()
     live = {i for i in range(len(slots)) if engine.core.requests[R.status, slots[i]] != REFUSED}
     coming = sorted(live, key=lambda i: case.arrive[i])
     oracle = Oracle()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation import APART, Run, Segments, engine, in_order, linear, prompts, run
 
+from sim.arena import Arena
 from sim.blocks import FREE
 from sim.chains import NODES_USED, ChainTree
 from sim.clients import arrivals
@@ -38,7 +39,7 @@ class Session:
     def __init__(self, config: EngineConfig) -> None:
         self.clock = Clock()
         self.chunks: list[Records] = []
-        self.engine = Engine(self.clock, config, linear(config), self.chunks.append, Clock.horizon)
+        self.engine = Engine(self.clock, Arena(config), linear(config), self.chunks.append, Clock.horizon)
 
     def run(self, batch: Batch) -> list[int]:
         """Hit tokens of each request of a batch that arrives from now on."""
@@ -337,7 +338,7 @@ def test_an_idle_engine_holds_nothing(async_scheduling: bool) -> None:
     core = session.engine.state.core
     assert session.engine.totals().num_preemptions > 0
     assert core.count[K.num_running] == core.count[K.num_waiting] == 0
-    assert core.count[K.vacant_slots] == core.requests.shape[1]
+    assert core.count[K.vacant_slots] + session.engine.arena.num_vacant == core.requests.shape[1]
     assert core.count[K.vacant_seats] == len(core.vacant_seats)
     assert core.pool.count[FREE] == 149 and not core.pool.blocks[B.ref_cnt].any()
     assert live_nodes(core.tree) > 1

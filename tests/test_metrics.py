@@ -38,7 +38,7 @@ def make_totals(**given: float) -> Any:
     """
     zeros = dict.fromkeys(text.split(), 0)
     nowhere = StepsOutside(*[0] * len(StepsOutside._fields))
-    none = Samples(start=0.0, interval=1.0, table=np.zeros((0, X.WIDTH), np.int64))
+    none = Samples(0.0, 1.0, np.zeros((0, X.WIDTH), np.int64), np.zeros(X.WIDTH, np.int64))
     tables = {"itl_histogram": new_histogram(), "steps_outside": nowhere, "samples": none}
     tables |= {"durations": new_durations(False), "evicted_from": {}}
     return cast(Any, SimpleNamespace(**(zeros | tables | given)))
@@ -58,10 +58,11 @@ def make_chunk(
     n = len(arrival)
     whole = {"prompt_len": prompt, "output_len": output, "refused": refused, "num_cached_tokens": 32}
     whole |= {"session_id": -1, "tenant": -1, "prefix_group": 0, "num_preemptions": 0}
-    whole["num_evictions"] = 0
+    whole |= {"num_evictions": 0, "replica": 0}
     chunk: dict[str, Any] = {name: np.broadcast_to(np.int64(value), n) for name, value in whole.items()}
     times = {
         "arrival_time": arrival,
+        "submitted_time": arrival,
         "ready_time": arrival if ready is None else ready,
         "scheduled_time": scheduled,
         "first_token_time": first,

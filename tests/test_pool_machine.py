@@ -91,8 +91,10 @@ class Driver:
         # next to no room, so that growing and compacting happen in the middle of the work; with one
         # bucket, every other node is a candidate
         self.state.core = self.state.core._replace(
-            tree=new_tree(2, 2, (1, 16)[choose(2)]), segments=np.zeros((2, 1), np.int64)
+            tree=new_tree(2, 2, (1, 16)[choose(2)])
         )
+        self.state.arena.segments = np.zeros((2, 1), np.int64)
+        self.state.share()
         self.names = Names()
         self.requests: dict[int, ModelRequest] = {}  # by slot
         self.segment_ids = 2 + choose(6)
@@ -158,7 +160,7 @@ class Driver:
             [length for _, length in segments],
             namespace=namespace,
         )
-        slot = int(self.state.load(batch)[0])
+        slot = int(self.state.arena.load(batch)[0])
         self.state.core.requests[R.status, slot] = WAITING  # also where it can never fit
         named = tokens[: self.model.max_model_len]
         self.requests[slot] = ModelRequest(

@@ -605,7 +605,7 @@ def test_a_request_is_refused_only_if_it_can_never_fit(
     """3 blocks hold 12 tokens; the last token's KV is never computed."""
     run = Run(3, max_model_len=max_model_len)
     batch = make_batch([0.0], [prompt_len], [output_len], [0, 1], [1], [prompt_len + output_len])
-    status = run.state.core.requests[R.status, run.state.load(batch)[0]]
+    status = run.state.core.requests[R.status, run.state.arena.load(batch)[0]]
     assert status == (REFUSED if refused else WAITING)
     if not refused:
         run.arrive("a", (1, prompt_len), output=output_len)

@@ -11,12 +11,12 @@ import pytest
 
 from sim.core import EngineConfig
 from sim.cost import linear_cost
-from sim.engine import simulate
 from sim.errors import Livelock
 from sim.metrics import Records
 from sim.request import make_batch
 from sim.saturation import Saturation, saturation
 from sim.scenario import load
+from sim.simulate import simulate
 from sim.simulation import run
 
 WORK_S = Path(__file__).parent.parent / "scenarios" / "work_s.yaml"
@@ -40,13 +40,14 @@ Changes = Mapping[str, tuple[Sequence[int], Any]]  # by column: requests, and th
 
 def judged(changes: Changes, refused: Sequence[int] = ()) -> Saturation:
     columns = {
-        "arrival_time": ARRIVAL, "ready_time": ARRIVAL, "scheduled_time": ARRIVAL.copy(),
+        "arrival_time": ARRIVAL, "submitted_time": ARRIVAL, "ready_time": ARRIVAL,
+        "scheduled_time": ARRIVAL.copy(),
         "first_token_time": ARRIVAL + 0.25, "finish_time": ARRIVAL + 0.25, "prompt_len": np.full(100, 7),
     }  # fmt: skip
     for name, (requests, values) in changes.items():
         columns[name][list(requests)] = values
     names = ("request_id", "session_id", "tenant", "prefix_group", "num_cached_tokens", "num_preemptions",
-             "num_evictions")  # fmt: skip
+             "num_evictions", "replica")  # fmt: skip
     columns |= {name: np.zeros(100, np.int64) for name in (*names, "refused")}
     columns["refused"][list(refused)] = 1
     records = Records()

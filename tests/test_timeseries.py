@@ -24,7 +24,7 @@ SECOND = linear_cost(1.0, 0.0, max_num_batched_tokens=8192)  # every step takes 
 
 
 def series_of(result: Run, config: EngineConfig) -> dict[str, np.ndarray]:
-    series = time_series(result.totals.samples, config.num_gpu_blocks)
+    series = time_series(result.totals.samples, config.num_gpu_blocks - 1)
     assert list(series) == NAMES
     return series
 

@@ -27,15 +27,19 @@ class Stream(IntEnum):
     TURNS = 14
     USER_LEN = 15
     PAUSES = 16
+    ROUTER = 17
 
 
-def generator(seed: np.random.SeedSequence, stream: Stream) -> np.random.Generator:
-    """Return the stream's own generator, at its start. Does not modify `seed`.
+def stream_seed(seed: np.random.SeedSequence, stream: Stream) -> np.random.SeedSequence:
+    """Return the stream's own seed. Does not modify `seed`.
 
     It is what `seed.spawn` would give as child number `stream`; spawn itself counts its calls
     inside `seed`, so a second run with the same object would draw other numbers.
     """
-    child = np.random.SeedSequence(
-        seed.entropy, spawn_key=(*seed.spawn_key, int(stream)), pool_size=seed.pool_size
-    )
-    return np.random.default_rng(child)
+    key = (*seed.spawn_key, int(stream))
+    return np.random.SeedSequence(seed.entropy, spawn_key=key, pool_size=seed.pool_size)
+
+
+def generator(seed: np.random.SeedSequence, stream: Stream) -> np.random.Generator:
+    """Return the stream's own generator, at its start. Does not modify `seed`."""
+    return np.random.default_rng(stream_seed(seed, stream))

@@ -21,12 +21,14 @@ from sim.calibrate.measured_run import MeasuredRun, meta_file, read_run
 from sim.calibration import Domain, FitError, Provenance, Table, WholeStepCalibration
 from sim.core import EngineConfig
 from sim.cost import StepCost, linear_cost
-from sim.engine import Records, Totals, simulate
+from sim.engine import Records
 from sim.errors import InputError
 from sim.front_end import FrontEnd
 from sim.hardware import DTYPE_BYTES, GpuSpec, ModelSpec
 from sim.memory import kv_bytes_per_token
 from sim.request import Batch, Ints
+from sim.simulate import simulate
+from sim.totals import Totals
 from workloads import Trace
 
 Floats = npt.NDArray[np.float64]

@@ -70,6 +70,10 @@ def run(
         if report is not None:
             _check_file("--report", report, (".html",), scenario, out)
         recorder = _recorder(timeline, timeline_window, scenario, out)
+        if recorder is not None and loaded.cluster.replicas > 1:
+            raise InputError(
+                f"--timeline shows one engine, and cluster.replicas is {loaded.cluster.replicas}; set it to 1"
+            )
         from sim.simulation import run as simulate  # with numba: bad input is told before it
 
         with result_folder(out) if out is not None else contextlib.nullcontext() as folder:

@@ -10,5 +10,7 @@ first_chain = 6  # its run of chain ids
 num_chains = 7
 refs = 8  # requests that end here, children, and cached chain ids
 next_in_bucket = 9  # of a free node: the next free node
+first_block = 10  # the number, from 1, of the full block that its first chain id names
+key = 11  # of its segment, see sim/content_key.py
 
-WIDTH = 10
+WIDTH = 12

@@ -118,7 +118,7 @@ class Walk:
         return f"{text}; cached blocks evicted: {self.core.pool.count[EVICTIONS]}; steps: {self.num_steps}."
 
     def _load(self, batch: Batch) -> None:
-        slots = self.state.load(batch).tolist()
+        slots = self.state.arena.load(batch).tolist()
         for i, slot in enumerate(slots):
             row = range(batch.segment_start[i], batch.segment_start[i + 1])
             tokens = self.tokens.of_pieces(

@@ -88,7 +88,7 @@ def retell_run(traces: Path) -> Retold:
 
 def at_instants(samples: Samples, num_gpu_blocks: int, instants: Floats) -> dict[str, Floats]:
     """The curves at any instants: a sample holds since the one before it; 0 after the last."""
-    series = time_series(samples, num_gpu_blocks)
+    series = time_series(samples, num_gpu_blocks - 1)
     at = np.searchsorted(series["time"], instants)
     return {name: np.append(series[name], 0.0)[at] for name in CURVES}
 

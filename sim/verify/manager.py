@@ -57,7 +57,7 @@ class ManagerReplay:
             # one token nobody computes keeps the output from being empty
             tokens = prompt + outputs[rid] + [0]
             batch = contents.batch(tokens, len(prompt), salt=req["salt"], lora=req["lora"])
-            slot = int(self.state.load(batch)[0])
+            slot = int(self.state.arena.load(batch)[0])
             self.state.core.requests[R.status, slot] = WAITING
             self.slots[rid] = slot
 

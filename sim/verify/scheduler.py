@@ -51,7 +51,7 @@ class SchedulerReplay:
     def add(self, name: str, rank: int, tokens: list[int], prompt_len: int, **kwargs: Any) -> None:
         """Let a request arrive."""
         state = self.state
-        slot = int(state.load(self.contents.batch(tokens, prompt_len, **kwargs))[0])
+        slot = int(state.arena.load(self.contents.batch(tokens, prompt_len, **kwargs))[0])
         core = state.core
         core.requests[R.status, slot] = WAITING
         core.requests[R.rank, slot] = rank

@@ -1,0 +1,63 @@
+"""A whole run as SimPy processes: clients, engines, and what an operator does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from sim.arena import Arena
+from sim.clients import clients, measuring, resets
+from sim.clock import Clock
+from sim.core import Core, EngineConfig
+from sim.cost import StepCost
+from sim.engine import Engine, Records
+from sim.replicas import Cluster, Replicas
+from sim.request import Batch, Session
+from sim.totals import Totals
+
+
+def simulate(
+    requests: Iterator[Batch] | Iterator[Session],
+    config: EngineConfig,
+    cost: StepCost,
+    *,
+    on_records: Callable[[Records], None],
+    cluster: Cluster | None = None,
+    concurrency: int | None = None,
+    think_times: Iterator[float] | None = None,
+    reset_prefix_cache: Sequence[float] = (),
+    measure_from: float | None = None,
+    progress: Callable[[int, float], None] | None = None,
+    horizon: Callable[[Clock], float] = Clock.horizon,
+    observe: Callable[[Core], None] | None = None,
+) -> Totals:
+    """Run requests through one engine, or the engines of a cluster, until all have ended.
+
+    Open loop: requests arrive at their arrival_time, sessions at their start. With `concurrency`,
+    so many users send them in order, each the next one when its former has ended and it has
+    thought for the next of `think_times` seconds (a session has pauses of its own, and no other).
+    The prefix cache is reset at each of `reset_prefix_cache` seconds where no block is in use then,
+    see Engine.reset_prefix_cache; Totals.warm_up is what had been added up by `measure_from` seconds.
+    `on_records` gets columns of ended or refused requests (INT_FIELDS, FLOAT_FIELDS, "refused",
+    "replica") in order of their end, NaN where a time does not exist. `progress` is told requests
+    done and simulated seconds. `horizon` says how far an engine may run ahead; anything up to
+    Clock.horizon gives the same results. `observe` is shown a lone engine each time that it stops,
+    and may not touch it.
+    """
+    clock = Clock()
+    arena = Arena(config)
+    entrance: Engine | Replicas
+    if cluster is None:
+        entrance = Engine(clock, arena, cost, on_records, horizon)
+        entrance.observe = observe
+    else:
+        assert observe is None, "only a lone engine can be observed"
+        entrance = Replicas(clock, arena, cost, on_records, horizon, cluster)
+    for process in clients(clock, entrance, requests, concurrency, think_times):
+        clock.process(process)
+    clock.process(resets(clock, entrance, reset_prefix_cache))
+    if measure_from is not None:
+        clock.process(measuring(clock, entrance, measure_from))
+    entrance.progress = progress
+    clock.run()
+    entrance.deliver()
+    return entrance.totals()
