@@ -53,9 +53,9 @@ def fake_simulate(batches: Iterator[Any], config: Any, cost: Any, **rest: Any) -
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The stand-in, where the command finds the engine."""
-    module = ModuleType("sim.engine")
+    module = ModuleType("sim.simulate")
     module.simulate = fake_simulate  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "sim.engine", module)
+    monkeypatch.setitem(sys.modules, "sim.simulate", module)
     return module
 
 

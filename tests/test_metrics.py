@@ -40,7 +40,7 @@ def make_totals(**given: float) -> Any:
     nowhere = StepsOutside(*[0] * len(StepsOutside._fields))
     none = Samples(0.0, 1.0, np.zeros((0, X.WIDTH), np.int64), np.zeros(X.WIDTH, np.int64))
     tables = {"itl_histogram": new_histogram(), "steps_outside": nowhere, "samples": none}
-    tables |= {"durations": new_durations(False), "evicted_from": {}}
+    tables |= {"durations": new_durations(False), "evicted_from": {}, "replicas": ()}
     return cast(Any, SimpleNamespace(**(zeros | tables | given)))
 
 
