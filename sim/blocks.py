@@ -111,6 +111,7 @@ def forget(pool: BlockPool, tree: ChainTree, block: int) -> None:
     if len(pool.events) > 0:
         tell(pool, -content_key(tree, chain))
     pool.blocks[B.chain, block] = 0
+    pool.blocks[B.warm, block] = 0
     after = pool.blocks[B.next_duplicate, block]
     if after == block:
         tree.chains[C.block, chain] = 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
+    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
 Location = tuple[str | int, ...]  # the keys that lead to a field
@@ -124,8 +125,8 @@ def _candidates(model: type[BaseModel], path: Location, data: Any) -> list[type[
     candidates = [model]
     for key in path:
         data = data.get(key) if isinstance(data, Mapping) else None
-        fields = [one.model_fields[str(key)] for one in candidates if str(key) in one.model_fields]
-        candidates = [inner for field in fields for inner in _models(field.annotation)]
+        named = (_by_name(one).get(str(key)) for one in candidates)
+        candidates = [inner for field in named if field for inner in _models(field.annotation)]
         if isinstance(data, Mapping):
             tagged = [one for one in candidates if _bears(one, data)]
             candidates = tagged or candidates
@@ -142,8 +143,19 @@ def _bears(model: type[BaseModel], data: Mapping[str, Any]) -> bool:
 
 
 def _fields(model: type[BaseModel], path: Location, data: Mapping[str, Any]) -> list[str]:
-    names = [name for one in _candidates(model, path, data) for name in one.model_fields]
+    names = [name for one in _candidates(model, path, data) for name in _by_name(one)]
     return list(dict.fromkeys(names))
+
+
+def _by_name(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """A model's fields by every name that its data may use."""
+    from pydantic import AliasChoices
+
+    fields = dict(model.model_fields)
+    for field in model.model_fields.values():
+        if isinstance(field.validation_alias, AliasChoices):
+            fields |= {str(name): field for name in field.validation_alias.choices}
+    return fields
 
 
 def _tags(model: type[BaseModel], path: Location, data: Mapping[str, Any], tag: str) -> set[str]:

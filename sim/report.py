@@ -89,6 +89,7 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
         yield _line(f"Median {short} (ms):", s[f"median_{name}_ms"])
         for quantile in QUANTILES[1:]:
             yield _line(f"P{quantile} {short} (ms):", s[f"p{quantile}_{name}_ms"])
+    yield from _warm_start_lines(s)
     yield from _warm_up_lines(result)
     yield from _ttft_lines(result)
     yield from _cache_lines(result)
@@ -117,6 +118,24 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
     yield "bold", "=" * WIDTH
     for text in s["warnings"]:
         yield "yellow", f"warning: {text}"
+
+
+def _warm_start_lines(s: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Which cache the run began with, and what came of it; nothing for a cold one."""
+    if (warm := s.get("warm_start")) is None:
+        return
+    yield _heading("Warm Start")
+    if "primed_with" in warm:
+        yield _line("Requests that primed the cache / refused:", warm["requests"], warm["failed"])
+        yield _line("Their tokens, input / generated:", warm["input_tokens"], warm["output_tokens"])
+        yield _line("Duration of priming (s), simulated:", warm["duration"])
+    else:
+        yield "", f"Cache loaded from {warm['loaded_from']}"
+    yield _line("Blocks cached at the start:", warm["blocks_cached"])
+    yield _line("Prompt tokens hit in them:", warm["prefix_cache_hits"])
+    yield _line("Their share of all hits (%):", _percent(warm["share_of_hits"]))
+    yield "dim", f"  in common with the requests before: {warm['in_common']}"
+    yield "dim", "  all other figures are of the requests that found this cache"
 
 
 def _warm_up_lines(result: Result) -> Iterator[tuple[str, str]]:

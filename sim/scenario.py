@@ -12,7 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from sim.errors import InputError, Location, describe
 from sim.hashing import Algorithm
@@ -26,6 +35,7 @@ Seconds = Annotated[float, Field(ge=0.0, le=1e12)]  # of simulated time, as arri
 Microseconds = Annotated[float, Field(ge=0.0, le=1e9)]
 
 ROOFLINE = "roofline"  # a cost: from the GPU's data sheet
+LOADS = ("workload", "prime", "measure")  # fields that hold a workload
 TABLE = "table"  # a cost: aiconfigurator-core's tables, interpolated
 
 
@@ -111,6 +121,8 @@ class WholeStep(Section):
 class Scenario(Section):
     """One run: a load, an engine, and the machine under it."""
 
+    model_config = ConfigDict(json_schema_extra=lambda schema: _with_phases(schema))
+
     name: str = "scenario"
     model: str = "llama-3.1-8b"
     gpu: str = "h100-sxm"
@@ -120,10 +132,52 @@ class Scenario(Section):
     cache: Literal["apc"] = "apc"
     # A calibration's name or file, `roofline` or `table`; None: that of gpu and model, else a roofline.
     cost: str | WholeStep | None = None
-    workload: AnyWorkload
+    prime: AnyWorkload | None = None  # runs first, in an engine of its own, to warm the cache
+    # The measured requests. Beside `prime` the file calls them `measure`.
+    workload: AnyWorkload = Field(validation_alias=AliasChoices("workload", "measure"))
     slo: SloLimits | None = None
     reset_prefix_cache: list[Seconds] = []  # vLLM's call at these times; it fails while blocks are in use
     measure_from: Seconds | None = None  # the summary is of requests that arrive from then on
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_load(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and (misfit := _misfit(data)) is not None:
+            raise ValueError(": ".join(misfit))
+        return data
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = serialize(self)
+        if self.prime is None:
+            del data["prime"]
+            return data
+        return {"measure" if name == "workload" else name: value for name, value in data.items()}
+
+
+def _with_phases(schema: dict[str, Any]) -> None:
+    """Say in a JSON Schema what _misfit refuses."""
+    fields = schema["properties"]
+    (prime,) = [part for part in fields["prime"].pop("anyOf") if part.get("type") != "null"]
+    del fields["prime"]["default"]
+    fields["prime"] |= prime
+    fields["measure"] = {**fields["workload"], "title": "Measure"}
+    schema["required"].remove("workload")
+    schema["oneOf"] = [{"required": ["workload"]}, {"required": ["prime", "measure"]}]
+    schema["dependentRequired"] = {"prime": ["measure"], "measure": ["prime"]}
+
+
+def _misfit(data: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The field that makes a scenario's load none, and why: it is `workload`, or `prime` and `measure`."""
+    primed, measured = data.get("prime") is not None, "measure" in data
+    if "workload" in data and (primed or measured):
+        other = "measure" if measured else "prime"
+        return other, "stands beside workload: give workload alone, or prime and measure"
+    if primed and not measured:
+        return "prime", "only warms the cache: give measure, the workload that is measured then"
+    if measured and not primed:
+        return "measure", "has no prime before it: give prime, or call it workload"
+    return None
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -149,6 +203,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
             location = location[:-1]
         return lines.get(location, str(path))
 
+    if (misfit := _misfit(data)) is not None:
+        raise InputError(f"{where(misfit[:1])}: {': '.join(misfit)}")
     _find_files(data, Path(path).parent, where)
     try:
         return Scenario.model_validate(data)
@@ -159,7 +215,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
 def to_yaml(scenario: Scenario) -> str:
     """The scenario with all defaults printed; reading it back gives an equal scenario."""
     data = scenario.model_dump(mode="python")
-    data["workload"] = {"kind": data["workload"]["kind"], **data["workload"]}
+    for phase in LOADS:
+        if phase in data:
+            data[phase] = {"kind": data[phase]["kind"], **data[phase]}
     return dump(data)
 
 
@@ -193,7 +251,8 @@ def _override(data: dict[str, Any], override: str, lines: Lines) -> None:
 
 def _find_files(data: dict[str, Any], folder: Path, where: Callable[[Location], str]) -> None:
     """Replace relative paths by ones that exist, from here or from the scenario's folder."""
-    for location, owner in _with_path(data.get("workload"), ("workload",)):
+    parts = [found for name in LOADS for found in _with_path(data.get(name), (name,))]
+    for location, owner in parts:
         name = owner["path"]
         found = _found(name, folder)
         if found is None:

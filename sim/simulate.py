@@ -12,6 +12,7 @@ from sim.cost import StepCost
 from sim.engine import Engine, Records
 from sim.replicas import Cluster, Replicas
 from sim.request import Batch, Session
+from sim.snapshot import Snapshot, restore
 from sim.totals import Totals
 
 
@@ -26,6 +27,8 @@ def simulate(
     think_times: Iterator[float] | None = None,
     reset_prefix_cache: Sequence[float] = (),
     measure_from: float | None = None,
+    cache: Sequence[Snapshot] = (),
+    keep: Callable[[Core], None] | None = None,
     progress: Callable[[int, float], None] | None = None,
     horizon: Callable[[Clock], float] = Clock.horizon,
     observe: Callable[[Core], None] | None = None,
@@ -37,7 +40,8 @@ def simulate(
     thought for the next of `think_times` seconds (a session has pauses of its own, and no other).
     The prefix cache is reset at each of `reset_prefix_cache` seconds where no block is in use then,
     see Engine.reset_prefix_cache; Totals.warm_up is what had been added up by `measure_from` seconds.
-    `on_records` gets columns of ended or refused requests (INT_FIELDS, FLOAT_FIELDS, "refused",
+    The engines begin with the snapshots of `cache`, if there are any, and in their order `keep` is shown
+    each at its end. `on_records` gets columns of ended or refused requests (INT_FIELDS, FLOAT_FIELDS, "refused",
     "replica") in order of their end, NaN where a time does not exist. `progress` is told requests
     done and simulated seconds. `horizon` says how far an engine may run ahead; anything up to
     Clock.horizon gives the same results. `observe` is shown a lone engine each time that it stops,
@@ -52,6 +56,10 @@ def simulate(
     else:
         assert observe is None, "only a lone engine can be observed"
         entrance = Replicas(clock, arena, cost, on_records, horizon, cluster)
+    engines = [entrance] if isinstance(entrance, Engine) else entrance.engines
+    assert len(cache) in (0, len(engines))
+    for engine, snapshot in zip(engines, cache, strict=False):
+        restore(engine.state, snapshot)
     for process in clients(clock, entrance, requests, concurrency, think_times):
         clock.process(process)
     clock.process(resets(clock, entrance, reset_prefix_cache))
@@ -60,4 +68,7 @@ def simulate(
     entrance.progress = progress
     clock.run()
     entrance.deliver()
+    if keep is not None:
+        for engine in engines:
+            keep(engine.state.core)
     return entrance.totals()

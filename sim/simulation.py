@@ -15,16 +15,18 @@ import numpy.typing as npt
 from sim.errors import InputError, Livelock
 from sim.groups import breakdowns
 from sim.metrics import Records, Slo, summarize
-from sim.request import Batch, Session
 from sim.resolve import Resolved, resolve
 from sim.scenario import Scenario
+from sim.traffic import requests, think_times
 from sim.warm_up import effect, measured
-from workloads import AnyWorkload, SessionWorkload, WorkloadWarning
+from workloads import WorkloadWarning
 from workloads.streams import Stream, stream_seed
 
 if TYPE_CHECKING:
+    from sim.core import Core
     from sim.recorder import Recorder
     from sim.replicas import Cluster
+    from sim.warm_start import SavedCache
 
 LATEST = 1e12  # seconds: later than that, a float has no more milliseconds
 
@@ -36,6 +38,7 @@ class Result(NamedTuple):
     summary: dict[str, Any]
     records: Records
     timeseries: dict[str, npt.NDArray[Any]]  # see sim/timeseries.py
+    cache: SavedCache | None = None  # what the run has left, where that was asked for
 
 
 def run(
@@ -44,17 +47,22 @@ def run(
     progress: Callable[[int, float], None] | None = None,
     folder: Path | None = None,
     recorder: Recorder | None = None,
+    cache: SavedCache | None = None,
+    save_cache: bool = False,
 ) -> Result:
     """Simulate; records go to `folder`/requests.parquet if there is a folder.
 
     progress(requests done, simulated seconds) is called now and then; `recorder` takes down its part
-    of the run, see sim/recorder.py. Raises InputError if no request can run, WorkloadError for bad
+    of the run, see sim/recorder.py. The run begins with `cache`; with `save_cache`, so can another
+    with what it leaves: then memory grows with the number of requests, whose own content is remembered.
+    Raises InputError if no request can run or `cache` is not for this scenario, WorkloadError for bad
     data in the workload's files.
     """
     resolved = resolve(scenario)
     from sim.domain import domain_warnings, with_share_on_kappa
     from sim.simulate import simulate  # slow to load; what does not resolve is told without it
     from sim.timeseries import time_series
+    from sim.warm_start import COLD, after, loaded, primed, saved, warm_start
 
     caching = resolved.config.enable_prefix_caching
     config = resolved.config._replace(token_fates=caching, residency=caching)
@@ -80,18 +88,34 @@ def run(
     if recorder is not None:
         stops = {"horizon": recorder.horizon, "observe": recorder.observe}
     told: list[str] = []
+    if save_cache and not config.enable_prefix_caching:
+        raise InputError(
+            "--save-cache: engine.enable_prefix_caching is false, so nothing is cached: turn it on"
+        )
+    start = COLD if cache is None else loaded(cache, scenario, config)
+    kept: SavedCache | None = None
+
+    def keep(core: Core) -> None:
+        nonlocal kept
+        kept = saved(core, scenario)
+
     try:
         with _told_by_workload(told), np.errstate(over="ignore", invalid="ignore"):
+            if scenario.prime is not None:
+                start = primed(scenario, config, resolved.step_time.cost, progress)
+                progress = after(start, progress)
             totals = simulate(
-                _requests(workload, seed, config.block_size),
+                requests(workload, seed, config.block_size, names=start.again or save_cache),
                 config,
                 resolved.step_time.cost,
                 concurrency=workload.concurrency,
-                think_times=_think_times(workload, seed),
+                think_times=think_times(workload, seed),
                 reset_prefix_cache=scenario.reset_prefix_cache,
                 measure_from=scenario.measure_from,
                 on_records=collect,
                 cluster=_cluster(scenario, seed),
+                cache=start.snapshots,
+                keep=keep if save_cache else None,
                 progress=progress,
                 **stops,
             )
@@ -121,6 +145,7 @@ def run(
         figures = summarize(records, counted, config, slo, resolved.step_time.cost)
         if scenario.measure_from is not None:
             figures |= effect(totals, records)
+        figures |= warm_start(start, totals, config)
         from sim.by_replica import by_replica
 
         figures |= by_replica(records, counted, config, fates=caching)
@@ -139,7 +164,7 @@ def run(
     cost = resolved.step_time.cost
     outside = domain_warnings(totals.steps_outside, totals.num_steps, cost)
     assumed = with_share_on_kappa(resolved.assumed, over_context, num_requests, cost)
-    notes = [*resolved.step_time.warnings, *outside, *told]
+    notes = [*resolved.step_time.warnings, *outside, *told, *start.notes]
     if num_refused:
         named = ", ".join(map(str, refused)) + (", …" if num_refused > len(refused) else "")
         of_all = f"{num_refused} of {num_requests} requests"
@@ -167,32 +192,7 @@ def run(
     told_of_steps = {"calibration": timing.name, "calibration_mape": errors, "assumed": assumed}
     tail = hashing | told_of_steps | {"warnings": notes}
     series = time_series(totals.samples, (config.num_gpu_blocks - 1) * scenario.cluster.replicas)
-    return Result(resolved, head | figures | tail, records, series)
-
-
-def _cluster(scenario: Scenario, seed: np.random.SeedSequence) -> Cluster | None:
-    """The replicas and their router; None for one engine alone."""
-    from sim.replicas import Cluster
-
-    told = scenario.cluster
-    if told.replicas == 1:
-        return None
-    return Cluster(told.replicas, told.router, told.view_delay, stream_seed(seed, Stream.ROUTER))
-
-
-def _requests(
-    workload: AnyWorkload, seed: np.random.SeedSequence, block_size: int
-) -> Iterator[Batch] | Iterator[Session]:
-    if isinstance(workload, SessionWorkload):
-        return workload.sessions(seed)
-    return workload.batches(seed, block_size)
-
-
-def _think_times(workload: AnyWorkload, seed: np.random.SeedSequence) -> Iterator[float] | None:
-    """Of a closed loop of requests; sessions have pauses of their own."""
-    if isinstance(workload, SessionWorkload) or workload.concurrency is None:
-        return None
-    return workload.think_times(seed)
+    return Result(resolved, head | figures | tail, records, series, kept)
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ class Totals(NamedTuple):
     num_evictions: int
     num_lookups: int
     num_resets: int  # of the prefix cache, those that succeeded
+    warm_hits: int  # blocks hit by first admissions that were cached before the run began
     busy_time: float  # sum of step durations
     last_time: float  # end of the last step
     itl_histogram: Ints  # inter-token latencies, see sim/histogram.py
@@ -76,6 +77,7 @@ def totals_of(core: Core, owners: Iterable[Owner]) -> Totals:
         num_evictions=int(core.pool.count[EVICTIONS]),
         num_lookups=number(K.num_lookups),
         num_resets=number(K.num_resets),
+        warm_hits=number(K.warm_hits),
         busy_time=float(clock[W.busy]),
         last_time=float(clock[W.last_update]),
         itl_histogram=core.itl_histogram.copy(),

@@ -14,7 +14,7 @@ from workloads.base import MOST_REQUESTS, Workload
 from workloads.content import chunk_counts, pooled_batches
 from workloads.lengths import MAX_LEN, Length, LengthOrZero
 from workloads.popularity import MOST_DRAWN, PoolSize, Popularity, draw_distinct, zipf_bounds
-from workloads.streams import Stream, generator
+from workloads.streams import Stream, generator, pool_generator
 
 
 class Documents(Workload, Arrivals):
@@ -59,7 +59,7 @@ class Documents(Workload, Arrivals):
 
     def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
         documents, order = generator(seed, Stream.DOCUMENTS), generator(seed, Stream.DOCUMENT_ORDER)
-        lengths = self.document_len.draw(generator(seed, Stream.DOCUMENT_LEN), self.num_documents)
+        lengths = self.document_len.draw(pool_generator(seed, Stream.DOCUMENT_LEN), self.num_documents)
         questions, outputs = generator(seed, Stream.SUFFIX_LEN), generator(seed, Stream.OUTPUT_LEN)
         bounds = zipf_bounds(self.num_documents, self.zipf_alpha if self.document_popularity == "zipf" else 0)
 

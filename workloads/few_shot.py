@@ -14,7 +14,7 @@ from workloads.base import MOST_REQUESTS, Workload
 from workloads.content import chunk_counts, pooled_batches
 from workloads.lengths import MAX_LEN, Length, LengthOrZero
 from workloads.popularity import MOST_DRAWN, GroupPopularity, PoolSize, draw_distinct, zipf_bounds
-from workloads.streams import Stream, generator
+from workloads.streams import Stream, generator, pool_generator
 
 
 class FewShot(Workload, Arrivals, GroupPopularity):
@@ -51,7 +51,7 @@ class FewShot(Workload, Arrivals, GroupPopularity):
         return self.num_requests
 
     def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
-        lengths = self.example_len.draw(generator(seed, Stream.EXAMPLE_LEN), self.num_examples)
+        lengths = self.example_len.draw(pool_generator(seed, Stream.EXAMPLE_LEN), self.num_examples)
         questions, outputs = generator(seed, Stream.SUFFIX_LEN), generator(seed, Stream.OUTPUT_LEN)
         yield from pooled_batches(
             self.arrival_times(seed, chunk_counts(self.num_requests, self.chunk_size)),
@@ -64,11 +64,11 @@ class FewShot(Workload, Arrivals, GroupPopularity):
 
     def _examples(self, seed: np.random.SeedSequence) -> Callable[[int], tuple[Ints, Ints]]:
         """Return the function that draws n requests' groups (-1: none) and rows of example numbers."""
-        rng, k = generator(seed, Stream.EXAMPLES), self.examples_per_request
-        bounds = zipf_bounds(self.num_examples, 0)
+        k, bounds = self.examples_per_request, zipf_bounds(self.num_examples, 0)
         if self.num_groups is None:
+            rng = generator(seed, Stream.EXAMPLES)
             return lambda n: (np.full(n, -1), draw_distinct(rng, bounds, n, k))
-        of_group = draw_distinct(rng, bounds, self.num_groups, k)
+        of_group = draw_distinct(pool_generator(seed, Stream.EXAMPLES), bounds, self.num_groups, k)
         draw_groups = self.groups(generator(seed, Stream.GROUPS), self.num_groups)
 
         def draw(n: int) -> tuple[Ints, Ints]:

@@ -14,7 +14,7 @@ from workloads.base import MOST_REQUESTS, Workload
 from workloads.content import chunk_counts, prefixed_batch
 from workloads.lengths import Length, LengthOrZero
 from workloads.popularity import GroupPopularity, PoolSize
-from workloads.streams import Stream, generator
+from workloads.streams import Stream, generator, pool_generator
 
 
 class SharedPrefix(Workload, Arrivals, GroupPopularity):
@@ -42,7 +42,7 @@ class SharedPrefix(Workload, Arrivals, GroupPopularity):
 
     def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
         draw_groups = self.groups(generator(seed, Stream.GROUPS), self.num_groups)
-        prefixes = self.prefix_len.draw(generator(seed, Stream.PREFIX_LEN), self.num_groups)
+        prefixes = self.prefix_len.draw(pool_generator(seed, Stream.PREFIX_LEN), self.num_groups)
         suffixes, outputs = generator(seed, Stream.SUFFIX_LEN), generator(seed, Stream.OUTPUT_LEN)
         done = 0
         for times in self.arrival_times(seed, chunk_counts(self.num_requests, self.chunk_size)):

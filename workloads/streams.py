@@ -6,6 +6,8 @@ from enum import IntEnum
 
 import numpy as np
 
+PRIME = int.from_bytes(b"prime")  # begins the spawn key of a seed that `of_prime` made
+
 
 class Stream(IntEnum):
     """One number for each random quantity. Never renumber: the number is part of the seed."""
@@ -43,3 +45,17 @@ def stream_seed(seed: np.random.SeedSequence, stream: Stream) -> np.random.SeedS
 def generator(seed: np.random.SeedSequence, stream: Stream) -> np.random.Generator:
     """Return the stream's own generator, at its start. Does not modify `seed`."""
     return np.random.default_rng(stream_seed(seed, stream))
+
+
+def pool_generator(seed: np.random.SeedSequence, stream: Stream) -> np.random.Generator:
+    """Return the generator of what a pool is made of: the same where the cache is primed and measured."""
+    if seed.spawn_key[:1] == (PRIME,):
+        key = seed.spawn_key[1:]
+        seed = np.random.SeedSequence(seed.entropy, spawn_key=key, pool_size=seed.pool_size)
+    return generator(seed, stream)
+
+
+def of_prime(seed: np.random.SeedSequence) -> np.random.SeedSequence:
+    """Return the seed of the requests that prime a cache, which are not those measured after them."""
+    key = (PRIME, *seed.spawn_key)
+    return np.random.SeedSequence(seed.entropy, spawn_key=key, pool_size=seed.pool_size)

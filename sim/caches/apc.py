@@ -174,6 +174,8 @@ def allocate_slots(
             block = core.tree.chains[C.block, chains[i]]
             touch(core.pool, block, owner)
             blocks[num_blocks + i] = block
+            if requests[R.num_preemptions, slot] == 0:
+                core.count[K.warm_hits] += core.pool.blocks[B.warm, block]
         requests[R.num_cached_blocks, slot] = num_hit_blocks
     before = core.pool.count[EVICTIONS]
     for i in range(have, table_len):

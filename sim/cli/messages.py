@@ -95,5 +95,11 @@ def progress_bar(scenario: Scenario) -> Iterator[Callable[[int, float], None] | 
         TextColumn("{task.fields[seconds]:,.0f} s simulated"), TimeElapsedColumn(),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(scenario.name, total=scenario.workload.expected_requests, seconds=0.0)
+        task = bar.add_task(scenario.name, total=_expected(scenario), seconds=0.0)
         yield lambda done, seconds: bar.update(task, completed=done, seconds=seconds)
+
+
+def _expected(scenario: Scenario) -> int | None:
+    """The requests of all phases, where their number is known."""
+    counts = [load.expected_requests for load in (scenario.prime, scenario.workload) if load is not None]
+    return None if None in counts else sum(count for count in counts if count is not None)

@@ -19,6 +19,7 @@ from sim.out_file import check_out, replace_text
 if TYPE_CHECKING:
     from sim.recorder import Recorder
     from sim.simulation import Result
+    from sim.warm_start import SavedCache
 
 
 @app.command()
@@ -54,6 +55,14 @@ def run(
         Path | None,
         typer.Option(metavar="FILE.html", help="Write a page of figures and tables there."),
     ] = None,
+    save_cache: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.npz", help="Write the prefix cache that the run leaves there."),
+    ] = None,
+    load_cache: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.npz", help="Begin with a prefix cache that another run has left."),
+    ] = None,
     output: FormatOption = Format.table,
 ) -> None:
     """Simulate a scenario and report hit rate, latencies and load."""
@@ -61,6 +70,8 @@ def run(
         if compare is not None:
             if any(given is not None for given in (timeline, timeline_window, report)):
                 raise InputError("--timeline and --report show one run; leave them out, or --compare")
+            if save_cache is not None or load_cache is not None:
+                raise InputError("--save-cache and --load-cache are of one run; leave them out, or --compare")
             _run_side_by_side(scenario, overrides or (), compare, out, output)
             return
         from sim.report import result_folder, show, to_json, write
@@ -68,24 +79,37 @@ def run(
 
         loaded = load(scenario, overrides or ())
         if report is not None:
-            _check_file("--report", report, (".html",), scenario, out)
+            _check_file("--report", report, (".html",), [scenario], out)
         recorder = _recorder(timeline, timeline_window, scenario, out)
         if recorder is not None and loaded.cluster.replicas > 1:
             raise InputError(
                 f"--timeline shows one engine, and cluster.replicas is {loaded.cluster.replicas}; set it to 1"
             )
+        cache = _cache(load_cache, save_cache, scenario, out)
         from sim.simulation import run as simulate  # with numba: bad input is told before it
 
         with result_folder(out) if out is not None else contextlib.nullcontext() as folder:
             announce_compilation()
             with progress_bar(loaded) as progress:
-                result = simulate(loaded, progress=progress, folder=folder, recorder=recorder)
+                result = simulate(
+                    loaded,
+                    progress=progress,
+                    folder=folder,
+                    recorder=recorder,
+                    cache=cache,
+                    save_cache=save_cache is not None,
+                )
             if folder is not None:
                 write(result, folder)
             page = _page(result) if report is not None else ""
             result.records.discard()
         if out is not None:
             say(f"written: {', '.join(sorted(path.name for path in out.iterdir()))} in {out}")
+        if save_cache is not None and result.cache is not None:
+            from sim.snapshot_file import write_cache
+
+            write_cache(save_cache, result.cache)
+            say(f"written: {save_cache}")
         if report is not None:
             replace_text(report, page)
             say(f"written: {report}")
@@ -160,7 +184,7 @@ def _recorder(
         if window is not None:
             raise InputError("--timeline-window: there is no timeline; name its file with --timeline")
         return None
-    _check_file("--timeline", timeline, (".json", ".gz"), scenario, out)
+    _check_file("--timeline", timeline, (".json", ".gz"), [scenario], out)
     from sim.recorder import Recorder
 
     start, colon, end = (window or ":").partition(":")
@@ -173,11 +197,24 @@ def _recorder(
     return recorder
 
 
-def _check_file(option: str, path: Path, endings: Sequence[str], scenario: Path, out: Path | None) -> None:
+def _cache(load: Path | None, save: Path | None, scenario: Path, out: Path | None) -> SavedCache | None:
+    """The cache to begin with; raises InputError if it cannot be read, or the one to save not written."""
+    if save is not None:
+        _check_file("--save-cache", save, (".npz",), [scenario, *([load] if load else [])], out)
+    if load is None:
+        return None
+    from sim.snapshot_file import read_cache
+
+    return read_cache(load)
+
+
+def _check_file(
+    option: str, path: Path, endings: Sequence[str], inputs: Sequence[Path], out: Path | None
+) -> None:
     """Raise InputError if the file that `option` names cannot be written."""
     if out is not None and path.resolve().is_relative_to(out.resolve()):
         raise InputError(f"{option} {path}: lies in --out {out}, which is replaced; name a file elsewhere")
-    check_out(path, option=option, inputs=[scenario], endings=endings)
+    check_out(path, option=option, inputs=inputs, endings=endings)
 
 
 def _page(result: Result) -> str:

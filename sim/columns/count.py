@@ -62,5 +62,6 @@ outside_context_len = 60
 history_nodes = 61  # in use, the root among them
 resets_due = 62  # resets of the prefix cache asked for during a step
 num_resets = 63  # that succeeded
+warm_hits = 64  # blocks that first admissions hit and that were cached before the run began
 
-WIDTH = 64
+WIDTH = 65
