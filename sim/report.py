@@ -128,11 +128,12 @@ def _warm_start_lines(s: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "primed_with" in warm:
         yield _line("Requests that primed the cache / refused:", warm["requests"], warm["failed"])
         yield _line("Their tokens, input / generated:", warm["input_tokens"], warm["output_tokens"])
+        yield _line("Their hit rate (%):", _percent(warm["prime_hit_rate"]))
         yield _line("Duration of priming (s), simulated:", warm["duration"])
     else:
         yield "", f"Cache loaded from {warm['loaded_from']}"
     yield _line("Blocks cached at the start:", warm["blocks_cached"])
-    yield _line("Prompt tokens hit in them:", warm["prefix_cache_hits"])
+    yield _line("Prompt tokens hit in them:", warm["hit_tokens"])
     yield _line("Their share of all hits (%):", _percent(warm["share_of_hits"]))
     yield "dim", f"  in common with the requests before: {warm['in_common']}"
     yield "dim", "  all other figures are of the requests that found this cache"

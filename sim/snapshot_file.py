@@ -76,7 +76,7 @@ def read_cache(path: Path) -> SavedCache:
         raise _damaged(where) from None
     for name, columns in _TABLES.items():
         table = tables.get(name)
-        if table is None or table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != columns:
+        if not isinstance(table, np.ndarray) or table.dtype != np.int64 or table.shape[1:] != (columns,):
             raise _damaged(where)
     snapshot = Snapshot(head["block_size"], **tables)
     if not (_sound_nodes(snapshot) and _sound_blocks(snapshot) and _sound_history(snapshot.history)):
@@ -87,7 +87,7 @@ def read_cache(path: Path) -> SavedCache:
 def _head(where: str, text: Any) -> dict[str, Any]:
     try:
         head = json.loads(text.tobytes())
-    except (ValueError, RecursionError):
+    except (AttributeError, ValueError, RecursionError):  # no array, or not of text
         raise _foreign(where) from None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise _foreign(where)

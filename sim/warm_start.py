@@ -98,6 +98,7 @@ def primed(
         )
     notes = [f"prime: {done['failed']} requests can never fit and were refused"] if done["failed"] else []
     figures = {"primed_with": workload.kind, **done, "duration": totals.last_time}
+    figures["prime_hit_rate"] = totals.prefix_cache_hits / totals.prefix_cache_queries
     return _start(left[0], common, figures, notes)
 
 
@@ -157,7 +158,7 @@ def warm_start(start: Start, totals: Totals, config: EngineConfig) -> dict[str, 
         "warm_start": {
             **start.figures,
             "blocks_cached": num_kept(start.snapshot, config.num_gpu_blocks),
-            "prefix_cache_hits": hits,
+            "hit_tokens": hits,
             "share_of_hits": hits / totals.prefix_cache_hits if totals.prefix_cache_hits else None,
         }
     }
@@ -183,7 +184,7 @@ def _told_of_load(cache: SavedCache, scenario: Scenario, config: EngineConfig, c
         )
     elif not common.again and cache.content["seed"] == scenario.seed:
         notes.append(
-            "comes from a run of the same seed, which drew groups or documents in the order in which this one "
-            "does: prime draws anew, and so does another seed where lengths are constant"
+            "comes from a run of the same seed, which drew groups or documents in the order in which this "
+            "one does: prime draws anew, and so does another seed where lengths are constant"
         )
     return notes

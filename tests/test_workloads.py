@@ -70,9 +70,11 @@ def test_work_s() -> None:
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenario_workloads_are_valid_and_round_trip(path: Path) -> None:
-    workload = make(yaml.safe_load(path.read_text())["workload"])
-    assert make(workload.model_dump()) == workload
-    assert TypeAdapter[Any](AnyWorkload).validate_json(workload.model_dump_json()) == workload
+    scenario = yaml.safe_load(path.read_text())
+    for load in (scenario[name] for name in ("workload", "prime", "measure") if name in scenario):
+        workload = make(load)
+        assert make(workload.model_dump()) == workload
+        assert TypeAdapter[Any](AnyWorkload).validate_json(workload.model_dump_json()) == workload
 
 
 def test_prefix_lengths_belong_to_groups() -> None:

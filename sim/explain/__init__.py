@@ -95,6 +95,8 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
     from sim.scenario import load
 
     scenario = load(path, overrides)
+    if scenario.prime is not None:
+        raise InputError(f"{path}: explain draws one workload: drop prime, and call measure workload")
     resolved = resolve(scenario)
     config, workload = resolved.config, scenario.workload
     if config.num_gpu_blocks > MAX_BLOCKS + 1:
@@ -103,8 +105,6 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
             f"{config.num_gpu_blocks - 1}; try --set engine.num_gpu_blocks=21"
         )
     seed = np.random.SeedSequence(scenario.seed)
-    if scenario.prime is not None:
-        raise InputError(f"{path}: explain draws one workload: drop prime, and call measure workload")
     if scenario.reset_prefix_cache or scenario.measure_from is not None:
         raise InputError(f"{path}: explain knows neither reset_prefix_cache nor measure_from: drop them")
     if isinstance(workload, SessionWorkload):
