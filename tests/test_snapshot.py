@@ -208,7 +208,7 @@ def test_without_names_in_common_nothing_is_hit_and_all_is_cold() -> None:
     *_, snapshot = ending(mixed(40, 3), config)
     foreign = renamed(snapshot, ())
     assert len(foreign.history) == 1
-    assert (foreign.nodes[1:, SEGMENT] <= NAMELESS).all()
+    assert (foreign.nodes[1:, SEGMENT] == NAMELESS).all()
     assert num_kept(foreign, 40) == num_kept(snapshot, 40) > 0
     load = cut(mixed(40, 3), 39, 40)
     assert run(load, config, cache=snapshot).hits[0] > 0
@@ -230,13 +230,32 @@ def test_only_known_content_keeps_its_name() -> None:
     assert (partly.history[:, H.branch] == -2).sum() == 1
 
 
+def test_namespaces_and_paths_outlive_what_has_lost_its_name() -> None:
+    """Segment 8 under namespace 2 and behind segment 9, with forgotten content beside them in the tree."""
+    config = explained(num_gpu_blocks=40)
+    first = prompts([[(70, 40)], [(8, 32)], [(71, 20)], [(9, 32), (8, 33)]], namespace=[0, 2, 0, 0])
+    *_, snapshot = ending(first, config)
+    partly = renamed(snapshot, ((8, 10),))
+    assert len(partly.history) == 1 + 4
+    load = prompts([[(8, 40)], [(9, 32), (8, 33)], [(8, 40)]], namespace=[2, 0, 3])
+    second = run(load, config, cache=partly)
+    assert second.hits == [32, 64, 0]
+    assert fates(second) == [
+        {"hit": 32, "cold": 8},
+        {"hit": 64, "last_token": 1},
+        {"isolated": 39, "last_token": 1},
+    ]
+
+
 def test_warm_hits_are_those_of_blocks_that_were_there() -> None:
     config = explained()
     *_, snapshot = ending(prompts([[(0, 160)]]), config)
     second = run(prompts([[(0, 161)], [(1, 160)], [(1, 161)], [(0, 161)]]), config, cache=snapshot)
     assert second.hits == [160, 0, 160, 160]
     assert second.totals.warm_hits == 20
-    after_reset = run(prompts([[(0, 161)], [(0, 161)]]), config, cache=snapshot, reset_prefix_cache=[0.0])
+    tight = explained(num_gpu_blocks=13)  # so that blocks are used again
+    *_, snapshot = ending(prompts([[(0, 160)]]), tight)
+    after_reset = run(prompts([[(0, 161)], [(0, 161)]]), tight, cache=snapshot, reset_prefix_cache=[0.0])
     assert after_reset.hits == [0, 160] and after_reset.totals.warm_hits == 0
 
 

@@ -255,6 +255,12 @@ def test_a_prime_that_cannot_run() -> None:
     assert any(text.startswith("prime: ") and "refused" in text for text in result.summary["warnings"])
 
 
+def test_progress_counts_both_phases() -> None:
+    told: list[int] = []
+    simulate(scenario(prime=SCAN, measure=SCAN), progress=lambda done, _: told.append(done))
+    assert told == sorted(told) and told[-1] == 200 and 100 in told
+
+
 def test_the_report() -> None:
     text = "\n".join(line for _, line in lines(phases(SCAN, SCAN)))
     assert "Warm Start" in text and "Requests that primed the cache / refused: 100 / 0" in text
