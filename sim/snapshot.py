@@ -29,7 +29,7 @@ BLOCK, NODE, PLACE, COPY = range(4)
 # columns of Snapshot.history are the first of sim/columns/history.py
 HISTORY_COLUMNS = H.next_in_bucket
 
-NAMELESS = -(2**62)  # the segment of content that no request can name any more
+NAMELESS = -(2**62)  # from here down: segments that no request can name any more
 
 
 class Snapshot(NamedTuple):
@@ -110,13 +110,14 @@ def num_kept(snapshot: Snapshot, num_gpu_blocks: int) -> int:
 def renamed(snapshot: Snapshot, known: Sequence[tuple[int, int]]) -> Snapshot:
     """The snapshot for requests that mean the same by segment ids in the ranges `known` only.
 
-    Other content stays cached until it is evicted, but under a name that no request bears; it is
+    Other content stays cached until it is evicted, but under names that no request bears; it is
     dropped from the history, where it could not be found again. Modifies nothing.
     """
     nodes = snapshot.nodes.copy()
     foreign = ~_within(nodes[:, SEGMENT], known) & (nodes[:, SKIP] != NAMESPACE_ROOT)
     foreign[ROOT] = False
-    nodes[foreign, SEGMENT] = NAMELESS
+    # One each: pieces of one name beside each other would lie in one bucket.
+    nodes[foreign, SEGMENT] = NAMELESS - np.unique(nodes[foreign, SEGMENT], return_inverse=True)[1]
     return snapshot._replace(nodes=nodes, history=_only_known(snapshot.history, known))
 
 

@@ -16,6 +16,7 @@ from sim.cost import StepCost
 from sim.errors import InputError
 from sim.snapshot import Snapshot, num_kept, renamed, take
 from sim.traffic import requests, think_times
+from workloads.errors import WorkloadError
 from workloads.same_content import Description, Shared, description, shared
 from workloads.streams import of_prime
 
@@ -67,7 +68,8 @@ def primed(
     from sim.engine import simulate
 
     workload = scenario.prime
-    common = shared(description(workload, scenario.seed), description(scenario.workload, scenario.seed))
+    former = description(workload, scenario.seed)
+    common = _in_common(f"{scenario.name}: prime", former, scenario)
     seed = np.random.SeedSequence(scenario.seed)
     if not common.again:
         seed = of_prime(seed)
@@ -126,7 +128,7 @@ def loaded(cache: SavedCache, scenario: Scenario, config: EngineConfig) -> Start
             f"{where}: holds content of a {kind} workload, of which one of kind {scenario.workload.kind} "
             "can ask nothing again: save a cache with that kind"
         )
-    common = shared(cache.content, description(scenario.workload, scenario.seed))
+    common = _in_common(where, cache.content, scenario)
     start = _start(snapshot, common, {"loaded_from": cache.source}, [])
     notes = [f"{where}: {text}" for text in _told_of_load(cache, scenario, config, common)]
     return start._replace(notes=notes)
@@ -162,6 +164,15 @@ def warm_start(start: Start, totals: Totals, config: EngineConfig) -> dict[str, 
             "share_of_hits": hits / totals.prefix_cache_hits if totals.prefix_cache_hits else None,
         }
     }
+
+
+def _in_common(where: str, former: Description, scenario: Scenario) -> Shared:
+    """What the scenario's requests have in common with those before. Raises InputError, one line."""
+    latter = description(scenario.workload, scenario.seed)
+    try:
+        return shared(former, latter)
+    except WorkloadError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _start(snapshot: Snapshot, common: Shared, figures: dict[str, Any], notes: list[str]) -> Start:

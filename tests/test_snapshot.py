@@ -208,7 +208,9 @@ def test_without_names_in_common_nothing_is_hit_and_all_is_cold() -> None:
     *_, snapshot = ending(mixed(40, 3), config)
     foreign = renamed(snapshot, ())
     assert len(foreign.history) == 1
-    assert (foreign.nodes[1:, SEGMENT] == NAMELESS).all()
+    assert (foreign.nodes[1:, SEGMENT] <= NAMELESS).all()
+    named, nameless = (len(np.unique(nodes[1:, SEGMENT])) for nodes in (snapshot.nodes, foreign.nodes))
+    assert named == nameless  # one name for all would put them into one bucket
     assert num_kept(foreign, 40) == num_kept(snapshot, 40) > 0
     load = cut(mixed(40, 3), 39, 40)
     assert run(load, config, cache=snapshot).hits[0] > 0

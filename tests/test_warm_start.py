@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from sim.cli import app
 from sim.errors import InputError
+from sim.html_report import to_html
 from sim.report import lines
 from sim.resolve import resolve
 from sim.scenario import Scenario, load, to_yaml
@@ -233,9 +234,7 @@ def test_tenants_keep_what_is_theirs() -> None:
     ],
 )
 def test_tenants_that_would_be_mistaken(measure: dict[str, Any], said: str) -> None:
-    from workloads import WorkloadError
-
-    with pytest.raises(WorkloadError, match=said):
+    with pytest.raises(InputError, match=f"^warm: prime: {said}"):
         phases(mix(a={"workload": SCAN}, b={"workload": SCAN | {"num_requests": 3}}), measure)
 
 
@@ -262,11 +261,19 @@ def test_progress_counts_both_phases() -> None:
 
 
 def test_the_report() -> None:
-    text = "\n".join(line for _, line in lines(phases(SCAN, SCAN)))
+    result = phases(SCAN, SCAN)
+    text = "\n".join(line for _, line in lines(result))
     assert "Warm Start" in text and "Requests that primed the cache / refused: 100 / 0" in text
     assert "Their share of all hits (%):              100.00" in text
     assert "the same prompts again" in text
-    assert "Warm Start" not in "\n".join(line for _, line in lines(simulate(scenario(workload=SCAN))))
+    page = " ".join(to_html(result).split())
+    assert "6,400 blocks that 100 requests (scan) had filled" in page and "the same prompts again" in page
+    cold = simulate(scenario(workload=SCAN))
+    assert "Warm Start" not in "\n".join(line for _, line in lines(cold))
+    assert "The cache was warm" not in to_html(cold)
+    loaded = simulate(scenario(workload=SCAN), cache=saved(SCAN))
+    assert "Cache loaded from warm" in "\n".join(line for _, line in lines(loaded))
+    assert "loaded from <code>warm</code>" in to_html(loaded)
 
 
 # the file
