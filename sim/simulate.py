@@ -40,12 +40,12 @@ def simulate(
     thought for the next of `think_times` seconds (a session has pauses of its own, and no other).
     The prefix cache is reset at each of `reset_prefix_cache` seconds where no block is in use then,
     see Engine.reset_prefix_cache; Totals.warm_up is what had been added up by `measure_from` seconds.
-    The engines begin with the snapshots of `cache`, if there are any, and in their order `keep` is shown
-    each at its end. `on_records` gets columns of ended or refused requests (INT_FIELDS, FLOAT_FIELDS, "refused",
-    "replica") in order of their end, NaN where a time does not exist. `progress` is told requests
-    done and simulated seconds. `horizon` says how far an engine may run ahead; anything up to
-    Clock.horizon gives the same results. `observe` is shown a lone engine each time that it stops,
-    and may not touch it.
+    The engines begin with the snapshots of `cache`, if there are any, and `keep` is shown each at the
+    end, in their order. `on_records` gets columns of ended or refused requests (INT_FIELDS,
+    FLOAT_FIELDS, "refused", "replica") in order of their end, NaN where a time does not exist.
+    `progress` is told requests done and simulated seconds. `horizon` says how far an engine may run
+    ahead; anything up to Clock.horizon gives the same results. `observe` is shown a lone engine each
+    time that it stops, and may not touch it.
     """
     clock = Clock()
     arena = Arena(config)

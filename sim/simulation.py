@@ -92,6 +92,11 @@ def run(
         raise InputError(
             "--save-cache: engine.enable_prefix_caching is false, so nothing is cached: turn it on"
         )
+    if save_cache and scenario.cluster.replicas > 1:
+        raise InputError(
+            "--save-cache: keeps the cache of one engine, and cluster.replicas is "
+            f"{scenario.cluster.replicas}: set it to 1"
+        )
     start = COLD if cache is None else loaded(cache, scenario, config)
     kept: SavedCache | None = None
 
@@ -102,7 +107,8 @@ def run(
     try:
         with _told_by_workload(told), np.errstate(over="ignore", invalid="ignore"):
             if scenario.prime is not None:
-                start = primed(scenario, config, resolved.step_time.cost, progress)
+                cluster = _cluster(scenario, seed)
+                start = primed(scenario, config, resolved.step_time.cost, cluster, progress)
                 progress = after(start, progress)
             totals = simulate(
                 requests(workload, seed, config.block_size, names=start.again or save_cache),
@@ -193,6 +199,16 @@ def run(
     tail = hashing | told_of_steps | {"warnings": notes}
     series = time_series(totals.samples, (config.num_gpu_blocks - 1) * scenario.cluster.replicas)
     return Result(resolved, head | figures | tail, records, series, kept)
+
+
+def _cluster(scenario: Scenario, seed: np.random.SeedSequence) -> Cluster | None:
+    """The replicas and their router; None for one engine alone."""
+    from sim.replicas import Cluster
+
+    told = scenario.cluster
+    if told.replicas == 1:
+        return None
+    return Cluster(told.replicas, told.router, told.view_delay, stream_seed(seed, Stream.ROUTER))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ A run that begins with a snapshot makes the decisions that the run before would 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from sim.columns import B, C, H, K, N
 from sim.core import Core
 from sim.history import History, enlarged
 from sim.request import Ints
+from sim.residency import LAST_ACCESS
 from sim.state import State
 
 # columns of Snapshot.nodes, as those of sim/columns/nodes.py
@@ -72,6 +74,7 @@ def take(core: Core) -> Snapshot:
 def restore(state: State, snapshot: Snapshot) -> None:
     """Begin with a cache: fill an engine that has not run. Modifies `state`.
 
+    What is cached counts as allocated when the run begins, by nobody: see sim/residency.py.
     A smaller pool keeps the blocks at the tail of the free queue, those that would be evicted last:
     no block outlives the ones before it in a prompt. A larger one has more free blocks at the head.
     """
@@ -90,6 +93,8 @@ def restore(state: State, snapshot: Snapshot) -> None:
     pool.blocks[B.prev_free, queue] = np.roll(queue, 1)
     cached = blocks[blocks[:, NODE] > 0]
     pool.blocks[B.warm, cached[:, BLOCK]] = 1
+    if config.residency:
+        pool.times[LAST_ACCESS, cached[:, BLOCK]] = math.nan
     cached = cached[np.argsort(cached[:, COPY], kind="stable")]
     _plant(pool, tree, nodes, np.zeros(len(nodes), np.int64), cached, config.block_size)
     if config.token_fates:

@@ -6,7 +6,7 @@ names is workloads/same_content.py's to say. The figures of a run are of its own
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,8 +21,9 @@ from workloads.same_content import Description, Shared, description, shared
 from workloads.streams import of_prime
 
 if TYPE_CHECKING:
-    from sim.engine import Totals
+    from sim.replicas import Cluster
     from sim.scenario import Scenario
+    from sim.totals import Totals
 
 Progress = Callable[[int, float], None]  # told requests done and simulated seconds
 
@@ -42,22 +43,23 @@ class SavedCache(NamedTuple):
 class Start(NamedTuple):
     """How a run begins."""
 
-    snapshot: Snapshot | None  # None: with nothing cached
+    snapshots: tuple[Snapshot, ...]  # one for each replica; none: with nothing cached
     again: bool  # its requests have been asked before, so that all they have needs a name
     figures: dict[str, Any]  # of the summary
     notes: list[str]
 
 
-COLD = Start(None, False, {}, [])
+COLD = Start((), False, {}, [])
 
 
 def primed(
     scenario: Scenario,
     config: EngineConfig,
     cost: StepCost,
+    cluster: Cluster | None,
     progress: Progress | None = None,
 ) -> Start:
-    """Run `scenario.prime` in an engine of its own; the cache that it leaves is the start.
+    """Run `scenario.prime` in engines of its own; the caches that it leaves are the start.
 
     Its requests are drawn apart from those measured, unless they are the same prompts again.
     Raises InputError if none of them can run.
@@ -65,7 +67,7 @@ def primed(
     assert scenario.prime is not None
     if not config.enable_prefix_caching:
         return COLD._replace(notes=["prime was skipped: prefix caching is off, so it could leave nothing"])
-    from sim.engine import simulate
+    from sim.simulate import simulate
 
     workload = scenario.prime
     former = description(workload, scenario.seed)
@@ -87,6 +89,7 @@ def primed(
         requests(workload, seed, config.block_size, names=common.again),
         config,
         cost,
+        cluster=cluster,
         concurrency=workload.concurrency,
         think_times=think_times(workload, seed),
         on_records=collect,
@@ -101,7 +104,7 @@ def primed(
     notes = [f"prime: {done['failed']} requests can never fit and were refused"] if done["failed"] else []
     figures = {"primed_with": workload.kind, **done, "duration": totals.last_time}
     figures["prime_hit_rate"] = totals.prefix_cache_hits / totals.prefix_cache_queries
-    return _start(left[0], common, figures, notes)
+    return _start(left, common, figures, notes)
 
 
 def loaded(cache: SavedCache, scenario: Scenario, config: EngineConfig) -> Start:
@@ -109,6 +112,11 @@ def loaded(cache: SavedCache, scenario: Scenario, config: EngineConfig) -> Start
     where = f"--load-cache {cache.source}"
     if scenario.prime is not None:
         raise InputError(f"{where}: the scenario has a prime phase to fill the cache: drop one of the two")
+    if scenario.cluster.replicas > 1:
+        raise InputError(
+            f"{where}: is the cache of one engine, and cluster.replicas is {scenario.cluster.replicas}: "
+            "set it to 1, or warm each with prime"
+        )
     if not config.enable_prefix_caching:
         raise InputError(f"{where}: engine.enable_prefix_caching is false: turn it on, or load no cache")
     snapshot = cache.snapshot
@@ -129,7 +137,7 @@ def loaded(cache: SavedCache, scenario: Scenario, config: EngineConfig) -> Start
             "can ask nothing again: save a cache with that kind"
         )
     common = _in_common(where, cache.content, scenario)
-    start = _start(snapshot, common, {"loaded_from": cache.source}, [])
+    start = _start([snapshot], common, {"loaded_from": cache.source}, [])
     notes = [f"{where}: {text}" for text in _told_of_load(cache, scenario, config, common)]
     return start._replace(notes=notes)
 
@@ -153,13 +161,13 @@ def warm_start(start: Start, totals: Totals, config: EngineConfig) -> dict[str, 
 
     `totals` are the whole run's, warm-up included.
     """
-    if start.snapshot is None:
+    if not start.snapshots:
         return {}
     hits = totals.warm_hits * config.block_size
     return {
         "warm_start": {
             **start.figures,
-            "blocks_cached": num_kept(start.snapshot, config.num_gpu_blocks),
+            "blocks_cached": sum(num_kept(one, config.num_gpu_blocks) for one in start.snapshots),
             "hit_tokens": hits,
             "share_of_hits": hits / totals.prefix_cache_hits if totals.prefix_cache_hits else None,
         }
@@ -175,9 +183,9 @@ def _in_common(where: str, former: Description, scenario: Scenario) -> Shared:
         raise InputError(f"{where}: {error}") from None
 
 
-def _start(snapshot: Snapshot, common: Shared, figures: dict[str, Any], notes: list[str]) -> Start:
+def _start(snapshots: Sequence[Snapshot], common: Shared, figures: dict[str, Any], notes: list[str]) -> Start:
     told = figures | {"in_common": COMMON[common.again] if common.ids else NOTHING}
-    return Start(renamed(snapshot, common.ids), common.again, told, notes)
+    return Start(tuple(renamed(one, common.ids) for one in snapshots), common.again, told, notes)
 
 
 def _told_of_load(cache: SavedCache, scenario: Scenario, config: EngineConfig, common: Shared) -> list[str]:

@@ -20,6 +20,7 @@ from sim.blocks import FREE
 from sim.columns import B, C, H, K, N
 from sim.core import Core, EngineConfig
 from sim.request import Batch
+from sim.residency import block_durations
 from sim.snapshot import BLOCK, COPY, NAMELESS, PLACE, SEGMENT, Snapshot, num_kept, renamed, restore, take
 from sim.state import State
 from workloads.merge import cut
@@ -94,7 +95,7 @@ def test_cut_in_two_it_goes_on_alike(seed: int, num_gpu_blocks: int, async_sched
     first, _, snapshot = ending(cut(load, 0, n), config)
     later = cut(load, n, 120)
     second, continued, again = ending(
-        later._replace(arrival_time=later.arrival_time - n * APART), config, cache=snapshot
+        later._replace(arrival_time=later.arrival_time - n * APART), config, cache=[snapshot]
     )
     assert first.hits + second.hits == whole.hits
     assert fates(first) + fates(second) == fates(whole)
@@ -177,7 +178,7 @@ def test_a_smaller_pool_keeps_what_was_used_last(room: int) -> None:
     assert [steps[0][1] for _, steps in kept] == first * [0] + [1]
     assert num_kept(snapshot, room + 1) == first + 1
     asked = 16 * min(room, 8) + (room > 8)
-    second = run(prompts([[(0, asked)]]), config, cache=snapshot)
+    second = run(prompts([[(0, asked)]]), config, cache=[snapshot])
     assert second.hits == [min(16 * first, (asked - 1) // 16 * 16)]
 
 
@@ -190,7 +191,7 @@ def test_a_larger_pool_fills_its_new_blocks_first() -> None:
     order = contents(state.core)
     assert [block for block, _ in order[:10]] == list(range(11, 21))
     assert all(found is None for _, found in order[:10])
-    second = run(prompts([[(9, 16 * 10)], [(0, 129)]]), config, cache=snapshot)
+    second = run(prompts([[(9, 16 * 10)], [(0, 129)]]), config, cache=[snapshot])
     assert second.hits == [0, 128] and second.totals.num_evictions == 0
 
 
@@ -198,7 +199,7 @@ def test_fates_after_a_cut() -> None:
     """What the first run computed and its pool lost is evicted, not cold; what nobody had is cold."""
     config = explained(num_gpu_blocks=9)
     *_, snapshot = ending(prompts([[(0, 65)], [(1, 81)]]), config)  # 5 blocks, then 6 of 8
-    second = run(prompts([[(0, 65)], [(2, 33)]]), config, cache=snapshot)
+    second = run(prompts([[(0, 65)], [(2, 33)]]), config, cache=[snapshot])
     assert fates(second)[0] == {"hit": 32, "evicted": 32, "last_token": 1}
     assert fates(second)[1] == {"cold": 33}
 
@@ -213,11 +214,11 @@ def test_without_names_in_common_nothing_is_hit_and_all_is_cold() -> None:
     assert named == nameless  # one name for all would put them into one bucket
     assert num_kept(foreign, 40) == num_kept(snapshot, 40) > 0
     load = cut(mixed(40, 3), 39, 40)
-    assert run(load, config, cache=snapshot).hits[0] > 0
-    second = run(load, config, cache=foreign)
+    assert run(load, config, cache=[snapshot]).hits[0] > 0
+    second = run(load, config, cache=[foreign])
     assert second.hits == [0] and set(fates(second)[0]) == {"cold"}
-    known = run(mixed(40, 4), config, cache=foreign)
-    assert known.hits == run(mixed(40, 4), config, cache=renamed(foreign, ALL)).hits
+    known = run(mixed(40, 4), config, cache=[foreign])
+    assert known.hits == run(mixed(40, 4), config, cache=[renamed(foreign, ALL)]).hits
 
 
 def test_only_known_content_keeps_its_name() -> None:
@@ -225,7 +226,7 @@ def test_only_known_content_keeps_its_name() -> None:
     load = prompts([[(0, 32), (5, 33)], [(7, 40)]], namespace=[2, 0])
     *_, snapshot = ending(load, config)
     partly = renamed(snapshot, ((0, 5),))
-    second = run(prompts([[(0, 32), (5, 33)], [(7, 40)]], namespace=[2, 0]), config, cache=partly)
+    second = run(prompts([[(0, 32), (5, 33)], [(7, 40)]], namespace=[2, 0]), config, cache=[partly])
     assert second.hits == [32, 0]
     assert fates(second) == [{"hit": 32, "cold": 33}, {"cold": 40}]
     assert sorted(set(partly.history[:, H.segment].tolist())) == [0]
@@ -240,7 +241,7 @@ def test_namespaces_and_paths_outlive_what_has_lost_its_name() -> None:
     partly = renamed(snapshot, ((8, 10),))
     assert len(partly.history) == 1 + 4
     load = prompts([[(8, 40)], [(9, 32), (8, 33)], [(8, 40)]], namespace=[2, 0, 3])
-    second = run(load, config, cache=partly)
+    second = run(load, config, cache=[partly])
     assert second.hits == [32, 64, 0]
     assert fates(second) == [
         {"hit": 32, "cold": 8},
@@ -249,22 +250,38 @@ def test_namespaces_and_paths_outlive_what_has_lost_its_name() -> None:
     ]
 
 
+def test_what_was_there_counts_as_allocated_at_the_start() -> None:
+    """The second prompt is hit, its first access here; the third evicts the first, 2 s after the start."""
+    config = explained(num_gpu_blocks=10, residency=True)
+    *_, snapshot = ending(prompts([[(0, 64)], [(1, 63)]]), config)
+    load = prompts([[(1, 63)], [(2, 65)]])
+    second = run(load._replace(arrival_time=np.array([1.0, 2.0])), config, cache=[snapshot])
+    assert second.hits == [48, 0]
+    told = block_durations(second.totals.durations)
+    lifetime, idle = told["kv_block_lifetime_seconds"], told["kv_block_idle_before_evict_seconds"]
+    assert lifetime is not None and idle == lifetime
+    assert lifetime["count"] == second.totals.num_evictions > 0
+    assert lifetime["p50"] == pytest.approx(2.0, rel=0.05)
+    assert told["kv_block_reuse_gap_seconds"] is None
+    assert second.totals.evicted_from == {(-1, -1): second.totals.num_evictions}
+
+
 def test_warm_hits_are_those_of_blocks_that_were_there() -> None:
     config = explained()
     *_, snapshot = ending(prompts([[(0, 160)]]), config)
-    second = run(prompts([[(0, 161)], [(1, 160)], [(1, 161)], [(0, 161)]]), config, cache=snapshot)
+    second = run(prompts([[(0, 161)], [(1, 160)], [(1, 161)], [(0, 161)]]), config, cache=[snapshot])
     assert second.hits == [160, 0, 160, 160]
     assert second.totals.warm_hits == 20
     tight = explained(num_gpu_blocks=13)  # so that blocks are used again
     *_, snapshot = ending(prompts([[(0, 160)]]), tight)
-    after_reset = run(prompts([[(0, 161)], [(0, 161)]]), tight, cache=snapshot, reset_prefix_cache=[0.0])
+    after_reset = run(prompts([[(0, 161)], [(0, 161)]]), tight, cache=[snapshot], reset_prefix_cache=[0.0])
     assert after_reset.hits == [0, 160] and after_reset.totals.warm_hits == 0
 
 
 def test_a_hit_after_a_preemption_is_not_counted_again() -> None:
     config = explained(num_gpu_blocks=11)
     *_, snapshot = ending(prompts([[(0, 64)]]), config)
-    second = run(prompts([[(0, 65)]] * 2, output_len=60, gap=0.0), config, cache=snapshot)
+    second = run(prompts([[(0, 65)]] * 2, output_len=60, gap=0.0), config, cache=[snapshot])
     assert second.totals.num_preemptions > 0 and second.totals.preempted_hits > 0
     assert second.hits == [64, 64] and second.totals.warm_hits == 8
 
@@ -279,7 +296,7 @@ def test_a_request_in_the_pool_is_no_end() -> None:
 def test_without_fates_there_is_no_history() -> None:
     *_, snapshot = ending(mixed(10, 1), engine())
     assert len(snapshot.history) == 1
-    second, core, _ = ending(mixed(10, 1), explained(), cache=snapshot)
+    second, core, _ = ending(mixed(10, 1), explained(), cache=[snapshot])
     assert second.totals.warm_hits > 0 and core.count[K.history_nodes] > 1
 
 
@@ -287,7 +304,7 @@ def continued(load: Batch, more: Batch) -> str:
     """All that comes of two runs, the second of which knows a part of what the first did."""
     config = explained(num_gpu_blocks=25)
     *_, snapshot = ending(load, config)
-    second, _, again = ending(more, config, cache=renamed(snapshot, ((0, 6),)))
+    second, _, again = ending(more, config, cache=[renamed(snapshot, ((0, 6),))])
     return repr((second.hits, fates(second), second.totals.num_evictions, [x.tolist() for x in again[1:]]))
 
 

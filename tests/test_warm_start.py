@@ -254,6 +254,22 @@ def test_a_prime_that_cannot_run() -> None:
     assert any(text.startswith("prime: ") and "refused" in text for text in result.summary["warnings"])
 
 
+@pytest.mark.parametrize("router", ["round_robin", "kv_aware"])
+def test_each_replica_begins_with_its_own(router: str) -> None:
+    two = {"cluster": {"replicas": 2, "router": router}}
+    again = phases(SCAN, SCAN, **two)
+    assert again.summary["prefix_cache_hit_rate"] == 1008 / 1024
+    assert warm(again)["blocks_cached"] == 6400 and warm(again)["share_of_hits"] == 1.0
+    with pytest.raises(
+        InputError, match="--save-cache: keeps .* of one engine, and cluster.replicas is 2"
+    ):
+        saved(SCAN, **two)
+    with pytest.raises(
+        InputError, match="--load-cache warm: is .* of one engine, and cluster.replicas"
+    ):
+        simulate(scenario(workload=SCAN, **two), cache=saved(SCAN))
+
+
 def test_progress_counts_both_phases() -> None:
     told: list[int] = []
     simulate(scenario(prime=SCAN, measure=SCAN), progress=lambda done, _: told.append(done))
