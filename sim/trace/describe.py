@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.request import Floats, Ints
-from sim.trace.prefix_tree import Reuse, add, distinct_tokens, new_tree
+from sim.stack import blocks_above
+from sim.trace.prefix_tree import Runs, add, new_tree
 from workloads import Trace
 from workloads.trace_reader import TraceReader
 
@@ -35,21 +36,27 @@ def describe(
     Memory grows with the distinct content and the number of requests. Raises WorkloadError.
     """
     reader = trace.reader(np.random.SeedSequence(seed))
-    tree = new_tree(1 << 12, 1 << 12)
-    columns: list[tuple[Floats, Ints, Ints, Ints]] = []
-    reuses: list[Reuse] = []
+    tree = new_tree(1 << 12)
+    columns: list[tuple[Floats, Ints, Ints]] = []
+    found: list[Runs] = []
     sessions: set[int] = set()
     done = 0
     for _, batch in reader:
-        tree, reuse = add(tree, batch)
-        columns.append((batch.arrival_time, batch.prompt_len, batch.output_len, reuse.shared))
-        reuses.append(reuse)
+        tree, runs = add(tree, batch, batch.prompt_len + batch.output_len - 1)
+        columns.append((batch.arrival_time, batch.prompt_len, batch.output_len))
+        found.append(runs)
         sessions.update(np.unique(batch.session_id[batch.session_id >= 0]).tolist())
         done += len(batch.prompt_len)
         if progress is not None:
             progress(done)
-    time, prompt, output, shared = (np.concatenate(column) for column in zip(*columns, strict=True))
-    _, request, user, tokens, distance = (np.concatenate(column) for column in zip(*reuses, strict=True))
+    time, prompt, output = (np.concatenate(column) for column in zip(*columns, strict=True))
+    runs = Runs(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    computed = prompt + output - 1  # the last token of an answer is never computed
+    distance = blocks_above(runs, computed, 1)
+    request, user = runs.request, runs.user
+    # Of an answer that is the same as before, no prompt token is used again.
+    tokens = np.maximum(np.minimum(runs.end, prompt[request]) - runs.begin, 0)
+    shared = np.bincount(request, tokens, len(prompt)).astype(np.int64)
     gaps = np.diff(time)
     span = float(time[-1] - time[0])
     return {
@@ -65,7 +72,7 @@ def describe(
         "output_len": _lengths(output),
         "total_input_tokens": int(prompt.sum()),
         "total_output_tokens": int(output.sum()),
-        "distinct_tokens": distinct_tokens(tree),
+        "distinct_tokens": int(computed.sum() - (runs.end - runs.begin).sum()),
         "ideal_hit_rate": {
             str(size): float(hit_tokens(shared, prompt, size).sum() / prompt.sum()) for size in block_sizes
         },
