@@ -84,7 +84,7 @@ def describe(
         "reuse_distance_tokens": _quantiles(distance, tokens),
         "skipped": reader.skipped.count,
         "first_skipped": reader.skipped.first,
-        "notes": _notes(trace, reader, block_sizes),
+        "notes": _notes(reader, block_sizes),
     }
 
 
@@ -116,20 +116,15 @@ def _quantiles(values: npt.NDArray[Any], weights: Ints) -> dict[str, float] | No
     }
 
 
-def _notes(trace: Trace, reader: TraceReader, block_sizes: Sequence[int]) -> list[str]:
-    """What the figures do not say of themselves."""
+def unknowns(reader: TraceReader, block_sizes: Sequence[int]) -> list[str]:
+    """What the file of a reader that has been read does not tell of hits at these block sizes."""
     notes = []
-    block = reader.block
+    block, trace = reader.block, reader.trace
     askew = [size for size in block_sizes if block is not None and size % block]
     if askew:
         notes.append(
             f"blocks of {', '.join(map(str, askew))}: an id stands for {block} tokens, and what two "
             "different ids share is unknown, so these rates are lower bounds"
-        )
-    if reader.partial:
-        notes.append(
-            "ideal_hit_rate_whole_ids counts an id as a block even where it stands for a part, as trace "
-            "tools do; ideal_hit_rate counts full blocks and never the last token, as vLLM does"
         )
     if reader.format in ("azure", "csv"):
         notes.append(
@@ -139,6 +134,17 @@ def _notes(trace: Trace, reader: TraceReader, block_sizes: Sequence[int]) -> lis
         )
     if reader.format in ("delta", "npz") and np.isinf(trace.session_rate):
         notes.append("sessions have clocks of their own; here all start at 0 (set a session rate)")
+    return notes
+
+
+def _notes(reader: TraceReader, block_sizes: Sequence[int]) -> list[str]:
+    """What the figures do not say of themselves."""
+    notes = unknowns(reader, block_sizes)
+    if reader.partial:
+        notes.append(
+            "ideal_hit_rate_whole_ids counts an id as a block even where it stands for a part, as trace "
+            "tools do; ideal_hit_rate counts full blocks and never the last token, as vLLM does"
+        )
     if reader.empty_outputs:
         notes.append(f"{reader.empty_outputs} requests have an output length of 0 and count as 1")
     return notes
