@@ -105,7 +105,5 @@ def _working_set(passed: Passed, blocks: Ints, block_size: int) -> dict[int, int
     taken = np.bincount(runs.user, blocks, len(arrival))
     last_used = passed.computed // block_size - taken  # blocks, by the request that used them last
     to_end = arrival[-1] - arrival
-    return {
-        window: round(float(blocks @ np.minimum(gap, window) + last_used @ np.minimum(to_end, window)) / span)
-        for window in WINDOWS
-    }
+    held = ((np.minimum(gap, w) * blocks).sum() + (np.minimum(to_end, w) * last_used).sum() for w in WINDOWS)
+    return {window: round(float(blocks_s) / span) for window, blocks_s in zip(WINDOWS, held, strict=True)}
