@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +17,8 @@ from sim.request import Batch, Session
 from sim.resolve import Resolved, resolve
 from sim.scenario import Scenario
 from sim.warm_up import effect, measured
-from workloads import AnyWorkload, SessionWorkload, WorkloadWarning
+from workloads import AnyWorkload, SessionWorkload
+from workloads.errors import told_by_workload
 from workloads.streams import Stream, stream_seed
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def run(
         stops = {"horizon": recorder.horizon, "observe": recorder.observe}
     told: list[str] = []
     try:
-        with _told_by_workload(told), np.errstate(over="ignore", invalid="ignore"):
+        with told_by_workload(told), np.errstate(over="ignore", invalid="ignore"):
             totals = simulate(
                 _requests(workload, seed, config.block_size),
                 config,
@@ -193,16 +192,3 @@ def _think_times(workload: AnyWorkload, seed: np.random.SeedSequence) -> Iterato
     if isinstance(workload, SessionWorkload) or workload.concurrency is None:
         return None
     return workload.think_times(seed)
-
-
-@contextlib.contextmanager
-def _told_by_workload(told: list[str]) -> Iterator[None]:
-    """Collect the WorkloadWarnings of the block in `told`; others go where they always go."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", WorkloadWarning)
-        yield
-    for one in caught:
-        if issubclass(one.category, WorkloadWarning):
-            told.append(str(one.message))
-        else:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

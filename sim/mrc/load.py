@@ -14,6 +14,7 @@ from sim.request import Batch, Floats, Ints
 from sim.trace.describe import unknowns
 from sim.trace.prefix_tree import Runs, add, new_tree
 from workloads import AnyWorkload, SessionWorkload, Trace
+from workloads.errors import told_by_workload
 from workloads.merge import by_arrival, join
 from workloads.trace_reader import TraceReader
 
@@ -44,7 +45,8 @@ class Passed(NamedTuple):
 
     @property
     def refused(self) -> npt.NDArray[np.bool_]:
-        return self.prompt == 0
+        """Which requests the engine would refuse."""
+        return np.equal(self.prompt, 0)
 
 
 def one_pass(
@@ -61,14 +63,16 @@ def one_pass(
     found: list[Runs] = []
     columns: list[tuple[Floats, Ints, Ints]] = []
     done = 0
-    for batch in batches:
-        batch, prompt, computed = _counted(load, batch, reader)
-        tree, runs = add(tree, batch, computed)
-        found.append(runs)
-        columns.append((batch.arrival_time, prompt, computed))
-        done += len(prompt)
-        if progress is not None:
-            progress(done)
+    told: list[str] = []
+    with told_by_workload(told):
+        for batch in batches:
+            batch, prompt, computed = _counted(load, batch, reader)
+            tree, runs = add(tree, batch, computed)
+            found.append(runs)
+            columns.append((batch.arrival_time, prompt, computed))
+            done += len(prompt)
+            if progress is not None:
+                progress(done)
     if done == 0:
         raise InputError(f"{load.name}: the workload has no requests")
     arrival, prompts, left = (np.concatenate(column) for column in zip(*columns, strict=True))
@@ -78,7 +82,7 @@ def one_pass(
         prompt=prompts,
         computed=left,
         own_block=None if reader is None else reader.block,
-        notes=[] if reader is None else unknowns(reader, block_sizes),
+        notes=told if reader is None else [*unknowns(reader, block_sizes), *told],
     )
 
 

@@ -7,12 +7,11 @@ away and computes again, and in which order requests come to be admitted, only a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sim.mrc.curve import Curve
-from sim.request import Ints
 from sim.scenario import Scenario
 
 FROM = 5  # % of the ceiling's hits: below, the curve is flat and tells little
@@ -38,7 +37,7 @@ class Point(NamedTuple):
         return 100 * (self.curve_hit_rate - self.hit_rate)
 
 
-def capacities(curve: Curve, num: int) -> Ints:
+def capacities(curve: Curve, num: int) -> list[int]:
     """At most `num` different capacities, evenly spaced by their logarithm, over what is of interest.
 
     From where the curve has FROM % of its hits, or where the largest request fits, to a little above
@@ -47,35 +46,25 @@ def capacities(curve: Curve, num: int) -> Ints:
     start = int(np.searchsorted(curve.hits, -(-FROM * curve.ceiling // 100)))
     first = max(start, curve.longest, 1)
     last = max(round(BEYOND * (len(curve.hits) - 1)), 2 * first)
-    return np.unique(np.geomspace(first, last, num).round().astype(np.int64))
+    spaced: list[int] = np.unique(np.geomspace(first, last, num).round().astype(np.int64)).tolist()
+    return spaced
 
 
-def timed_points(
-    scenario: Scenario, curve: Curve, num: int, *, progress: Callable[[int, int], None] | None = None
-) -> list[Point]:
-    """Run a scenario whole at each of `capacities`, with engine.num_gpu_blocks one more for the null block.
+def timed_point(
+    scenario: Scenario, curve: Curve, blocks: int, *, progress: Callable[[int, float], None] | None = None
+) -> Point:
+    """Run a scenario whole with `blocks` usable blocks, engine.num_gpu_blocks less the null block.
 
-    `curve` is that of the scenario with its answers kept in the cache, as the engine keeps them.
-    progress(runs done, runs in all) is called before each. Raises what sim.simulation.run raises.
+    `curve` is that of the scenario with its answers kept in the cache, as the engine keeps them;
+    `progress` and what is raised are those of sim.simulation.run.
     """
     from sim.simulation import run  # with the engine: a curve alone need not wait for it
 
-    blocks = capacities(curve, num).tolist()
-    points = []
-    for done, capacity in enumerate(blocks):
-        if progress is not None:
-            progress(done, len(blocks))
-        engine = scenario.engine.model_copy(
-            update={"num_gpu_blocks": capacity + 1, "block_size": curve.block_size}
-        )
-        result = run(scenario.model_copy(update={"engine": engine}))
-        result.records.discard()
-        points.append(_point(capacity, result.summary, curve))
-    return points
-
-
-def _point(blocks: int, summary: dict[str, Any], curve: Curve) -> Point:
-    hit = int(curve.hit_tokens(np.array([blocks]))[0])
+    sizes = {"num_gpu_blocks": blocks + 1, "block_size": curve.block_size}
+    engine = scenario.engine.model_copy(update=sizes)
+    result = run(scenario.model_copy(update={"engine": engine}), progress=progress)
+    result.records.discard()
+    summary, hit = result.summary, int(curve.hit_tokens(np.array([blocks]))[0])
     return Point(
         blocks=blocks,
         hit_tokens=summary["prefix_cache_hits"],
