@@ -200,33 +200,27 @@ def _reading() -> Iterator[Callable[[int], None] | None]:
 
 
 def _write(studies: list[Study], scale: Scale, scenario: Scenario | None, folder: Path) -> None:
-    import pandas as pd
-
+    """Write the files of --out."""
     from sim.mrc.figure import write_figure
-    from sim.mrc.report import table, timed_table, to_object
-    from sim.report import to_json
+    from sim.mrc.report import table, timed_table, to_json, write_csv
     from sim.scenario import to_yaml
 
-    def joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
-        for study, rows in zip(studies, tables, strict=True):
-            rows.insert(0, "block_size", study.curve.block_size)
-        return pd.concat(tables)
-
-    (folder / "mrc.json").write_text(to_json(to_object(studies, scale)), encoding="utf-8")
-    joined([table(one, scale) for one in studies]).to_csv(folder / "mrc.csv", index=False)
+    with (folder / "mrc.json").open("w", encoding="utf-8") as file:
+        file.writelines(to_json(studies, scale))
+    write_csv((table(one, scale) for one in studies), folder / "mrc.csv")
     if studies[0].timed:
-        joined([timed_table(one, scale) for one in studies]).to_csv(folder / "timed.csv", index=False)
+        write_csv((timed_table(one, scale) for one in studies), folder / "timed.csv")
     if scenario is not None:
         (folder / "scenario.yaml").write_text(to_yaml(scenario), encoding="utf-8")
     write_figure(studies, scale, folder / "mrc.png")
 
 
 def _show(studies: list[Study], scale: Scale, output: Format) -> None:
-    from sim.mrc.report import lines, to_object
-    from sim.report import print_lines, to_json
+    from sim.mrc.report import lines, to_json
+    from sim.report import print_lines
 
     if output is Format.json:
-        sys.stdout.write(to_json(to_object(studies, scale)))
+        sys.stdout.writelines(to_json(studies, scale))
     else:
         from rich.console import Console
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from sim.request import Batch, Floats, Ints
 from sim.trace.describe import unknowns
 from sim.trace.prefix_tree import Runs, add, new_tree
 from workloads import AnyWorkload, SessionWorkload, Trace
-from workloads.errors import told_by_workload
+from workloads.errors import WorkloadWarning, told_by_workload
 from workloads.merge import by_arrival, join
 from workloads.trace_reader import TraceReader
 
@@ -87,11 +88,16 @@ def one_pass(
 
 
 def contents(load: Load, block_size: int) -> Iterator[tuple[Batch, Ints]]:
-    """Yield the requests of a load again, and how many tokens each leaves in the cache."""
+    """Yield the requests of a load again, and how many tokens each leaves in the cache.
+
+    What the pass has told of the load is not told again.
+    """
     reader, batches = _requests(load, (block_size,))
-    for batch in batches:
-        batch, _, computed = _counted(load, batch, reader)
-        yield batch, computed
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WorkloadWarning)
+        for batch in batches:
+            batch, _, computed = _counted(load, batch, reader)
+            yield batch, computed
 
 
 def _requests(load: Load, block_sizes: Sequence[int]) -> tuple[TraceReader | None, Iterator[Batch]]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow
+import pyarrow.csv
 
 from sim.memory import GIB
 from sim.mrc.curve import KNEE, Curve
@@ -14,6 +19,7 @@ from sim.mrc.study import Study
 from workloads import SessionWorkload
 
 WIDTH = 76
+CHUNK = 1 << 14  # points that are text at once
 SHOWN = 12  # capacities on the console, where none were asked for
 
 
@@ -33,22 +39,54 @@ class Scale(NamedTuple):
         return self.blocks(usable) * block_size * self.kv_bytes_per_token / GIB
 
 
-def to_object(studies: Sequence[Study], scale: Scale) -> dict[str, Any]:
-    """What `--format json` prints: the object of one block size, or {"curves": […]} of several."""
-    objects = [_object(study, scale) for study in studies]
-    return objects[0] if len(objects) == 1 else {"curves": objects}
+def to_json(studies: Sequence[Study], scale: Scale) -> Iterator[str]:
+    """What `--format json` prints, in pieces: the object of one block size, or {"curves": […]} of several.
+
+    A curve may have millions of points, so they are never all text at once.
+    """
+    if len(studies) > 1:
+        yield '{"curves": ['
+    for number, study in enumerate(studies):
+        if number > 0:
+            yield ", "
+        yield json.dumps(_figures(study, scale), indent=2, allow_nan=False).removesuffix("\n}")
+        yield ',\n  "curve": ['
+        points = (_asked_for if study.capacities else table)(study, scale).drop(
+            columns="block_size", errors="ignore"
+        )
+        for begin in range(0, len(points), CHUNK):
+            rows = json.dumps(_records(points[begin : begin + CHUNK]), allow_nan=False)[1:-1]
+            yield (",\n    " if begin > 0 else "\n    ") + rows.replace("}, {", "},\n    {")
+        yield "\n  ]\n}"
+    yield "]}\n" if len(studies) > 1 else "\n"
 
 
 def table(study: Study, scale: Scale) -> pd.DataFrame:
     """The whole curve, a row wherever it changes, from 0 hits on."""
     curve = study.curve
     usable = np.flatnonzero(np.diff(curve.hits, prepend=-1))
-    return _points(curve, usable, scale)
+    rows = _points(curve, usable, scale)
+    rows.insert(0, "block_size", curve.block_size)
+    return rows
 
 
 def timed_table(study: Study, scale: Scale) -> pd.DataFrame:
     """The timed runs, a row each."""
-    return pd.DataFrame(_timed_rows(study, scale))
+    rows = pd.DataFrame(_timed_rows(study, scale))
+    rows.insert(0, "block_size", study.curve.block_size)
+    return rows
+
+
+def write_csv(tables: Iterable[pd.DataFrame], path: Path) -> None:
+    """Write tables of the same columns as one CSV."""
+    options = pyarrow.csv.WriteOptions(quoting_style="none")
+    with contextlib.ExitStack() as files:
+        writer = None
+        for rows in tables:
+            arrow = pyarrow.Table.from_pandas(rows, preserve_index=False)
+            if writer is None:
+                writer = files.enter_context(pyarrow.csv.CSVWriter(path, arrow.schema, write_options=options))
+            writer.write_table(arrow)
 
 
 def assumptions(study: Study, scale: Scale) -> list[str]:
@@ -111,7 +149,8 @@ def lines(study: Study, scale: Scale) -> Iterator[tuple[str, str]]:
         yield "dim", f"assumed: {text}"
 
 
-def _object(study: Study, scale: Scale) -> dict[str, Any]:
+def _figures(study: Study, scale: Scale) -> dict[str, Any]:
+    """All of a study but the curve's points."""
     curve, load = study.curve, study.load
     knee = curve.knee
     figures = {
@@ -147,7 +186,6 @@ def _object(study: Study, scale: Scale) -> dict[str, Any]:
             "mean_gap_tokens": float(np.mean(lost)),
             "points": rows,
         }
-    figures["curve"] = _records(_asked_for(study, scale) if study.capacities else table(study, scale))
     return figures
 
 
@@ -219,14 +257,17 @@ def _line(label: str, text: str) -> tuple[str, str]:
 
 def _rows(rows: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """A table of columns, each as wide as it needs."""
-    cells = [[str(name).replace("_", " "), *(_cell(value) for value in rows[name].tolist())] for name in rows]
+    cells = [
+        [str(name).replace("_", " "), *(_cell(str(name), value) for value in rows[name].tolist())]
+        for name in rows
+    ]
     widths = [max(map(len, column)) for column in cells]
     for number, row in enumerate(zip(*cells, strict=True)):
         text = "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
         yield "cyan" if number == 0 else "", text
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.4f}" if value < 1 else f"{value:,.2f}"
+        return f"{value:.4f}" if name.endswith("rate") else f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
