@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,7 +104,7 @@ def mrc(
 
         with result_folder(out) if out is not None else contextlib.nullcontext() as folder:
             announce_compilation()
-            studies = _studies(load, asked, scenario, timed)
+            studies = _studies(load, asked, scenario, timed, given=bool(sizes))
             if folder is not None:
                 _write(studies, scale, scenario, folder)
         if out is not None:
@@ -118,7 +119,9 @@ def _numbers(option: str, text: str | None, least: int) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     good = all(word.isascii() and word.isdigit() and least <= int(word) < 2**31 for word in words)
     if not good or len(set(words)) < len(words):
-        raise InputError(f"{option} {text}: should be different whole numbers from {least} on, as in 16,64")
+        raise InputError(
+            f"{option} {text}: should be different whole numbers, {least} to 2147483647, as in 16,64"
+        )
     return [int(word) for word in words]
 
 
@@ -134,6 +137,10 @@ def _scenario(source: Path, overrides: Sequence[str], timed: int | None) -> Scen
     if not scenario.engine.enable_prefix_caching:
         raise InputError(
             f"{source}: engine.enable_prefix_caching is false, so nothing ever hits; set it true"
+        )
+    if scenario.reset_prefix_cache:
+        raise InputError(
+            f"{source}: reset_prefix_cache: a curve knows no resets; --set reset_prefix_cache=[]"
         )
     if scenario.measure_from is not None and scenario.workload.concurrency is not None:
         raise InputError(
@@ -162,12 +169,19 @@ def _setting(
     return load, asked, Scale(kv_bytes_per_token=resolved.kv_bytes_per_token, pool=pool)
 
 
-def _studies(load: Load, asked: Asked, scenario: Scenario | None, timed: int | None) -> list[Study]:
-    """The pass, then the timed runs."""
+def _studies(
+    load: Load, asked: Asked, scenario: Scenario | None, timed: int | None, *, given: bool
+) -> list[Study]:
+    """The pass, then the timed runs; `given`: the block sizes are those of the option."""
     from sim.mrc.study import study
+    from workloads import WorkloadError
 
-    with _reading() as progress:
-        studies = study(load, asked, progress=progress)
+    try:
+        with _reading() as progress:
+            studies = study(load, asked, progress=progress)
+    except WorkloadError as error:
+        field = "engine.block_size" if scenario is not None and not given else "--block-size"
+        raise InputError(str(error).replace("engine.block_size", field)) from None
     if scenario is None or timed is None:
         return studies
     from sim.mrc.timed import capacities, timed_point
@@ -202,21 +216,22 @@ def _reading() -> Iterator[Callable[[int], None] | None]:
 def _write(studies: list[Study], scale: Scale, scenario: Scenario | None, folder: Path) -> None:
     """Write the files of --out."""
     from sim.mrc.figure import write_figure
-    from sim.mrc.report import table, timed_table, to_json, write_csv
+    from sim.mrc.report import timed_rows, to_json, whole_curve, write_csv
     from sim.scenario import to_yaml
 
     with (folder / "mrc.json").open("w", encoding="utf-8") as file:
         file.writelines(to_json(studies, scale))
-    write_csv((table(one, scale) for one in studies), folder / "mrc.csv")
+    write_csv(studies, folder / "mrc.csv", partial(whole_curve, scale=scale))
     if studies[0].timed:
-        write_csv((timed_table(one, scale) for one in studies), folder / "timed.csv")
+        write_csv(studies, folder / "timed.csv", partial(timed_rows, scale=scale))
     if scenario is not None:
         (folder / "scenario.yaml").write_text(to_yaml(scenario), encoding="utf-8")
     write_figure(studies, scale, folder / "mrc.png")
 
 
 def _show(studies: list[Study], scale: Scale, output: Format) -> None:
-    from sim.mrc.report import lines, to_json
+    from sim.mrc.console import lines
+    from sim.mrc.report import to_json
     from sim.report import print_lines
 
     if output is Format.json:

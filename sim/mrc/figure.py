@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from sim.memory import GIB
 from sim.mrc.curve import KNEE
-from sim.mrc.report import Scale
+from sim.mrc.report import Scale, asked_for
 from sim.mrc.study import Study
 from sim.plots import BLUE, GREY, ORANGE, drawn
 
@@ -21,7 +21,7 @@ MOST_POINTS = 2000  # of a drawn curve: more than a figure has columns
 
 
 def write_figure(studies: Sequence[Study], scale: Scale, path: Path) -> None:
-    """Write the curves as a PNG: one against blocks, several block sizes against tokens."""
+    """Write the curves as a PNG: one against its blocks, those of several block sizes against tokens."""
     single = len(studies) == 1
     with drawn(path, (8.4, 4.8)) as figure:
         axes = figure.subplots()
@@ -29,13 +29,13 @@ def write_figure(studies: Sequence[Study], scale: Scale, path: Path) -> None:
             draw_curve(axes, study, scale, colour, single=single)
         if single:
             _draw_marks(axes, studies[0], scale)
-        axes.set(
-            xscale="log", ylabel="hit rate (%)", title=f"{studies[0].load.name}: hit rate by pool capacity"
-        )
-        axes.set_xlabel("blocks" if single else "tokens in the pool")
-        axes.set_ylim(0.0, 1.15 * max(100 * one.curve.hit_rate(one.curve.ceiling) for one in studies) or 1.0)
+        name = Path(studies[0].load.name).name
+        axes.set(xscale="log", ylabel="hit rate (%)", title=f"{name}: hit rate by pool capacity")
+        axes.set_xlabel(f"blocks of {studies[0].curve.block_size} tokens" if single else "tokens in the pool")
+        axes.set_ylim(0.0, 1.3 * max(100 * one.curve.hit_rate(one.curve.ceiling) for one in studies) or 1.0)
+        axes.set_yticks([tick for tick in axes.get_yticks() if tick <= 100])
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.legend(loc="lower right" if single else "upper left")
+        axes.legend(loc="lower right" if single else "upper left", frameon=single)
         if scale.kv_bytes_per_token is not None:
             unit = (studies[0].curve.block_size if single else 1) * scale.kv_bytes_per_token / GIB
             weight = axes.secondary_xaxis("top", functions=(partial(mul, unit), partial(mul, 1 / unit)))
@@ -76,27 +76,19 @@ def _draw_marks(axes: Axes, study: Study, scale: Scale) -> None:
     marks["all blocks"] = curve.distinct_blocks
     if scale.pool is not None and scale.pool[0] == curve.block_size:
         marks["the scenario's pool"] = scale.pool[1]
-    top = axes.get_xaxis_transform()
     for label, usable in marks.items():
         x = scale.blocks(usable)
         axes.axvline(x, color=GREY, lw=0.9, ls="--")
-        axes.text(x, 0.98, f" {label}", rotation=90, va="top", ha="right", fontsize=7.5, transform=top)
+        axes.annotate(
+            label, (x, 0.98), (-3, 0), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
+            rotation=90, va="top", ha="right", fontsize=7.5,
+        )  # fmt: skip
     ceiling = 100 * curve.hit_rate(curve.ceiling)
     axes.annotate(
         f"ceiling {ceiling:.1f} %", (0.01, ceiling), (0, 3), xycoords=("axes fraction", "data"),
         textcoords="offset points", fontsize=8,
     )  # fmt: skip
-    for policy, marker in (("fifo", "v"), ("belady", "^")):
-        rates = [
-            100 * getattr(one, f"{policy}_hit_tokens") / max(one.prompt_tokens, 1) for one in study.capacities
-        ]
-        if rates:
-            blocks = [scale.blocks(one.blocks) for one in study.capacities]
-            axes.plot(
-                blocks,
-                rates,
-                marker,
-                color="#444444",
-                ms=6,
-                label=policy.capitalize() if policy == "belady" else "FIFO",
-            )
+    if study.capacities:
+        rows = asked_for(study, scale)
+        for column, label, marker in (("fifo_hit_rate", "FIFO", "v"), ("belady_hit_rate", "Belady", "^")):
+            axes.plot(rows["blocks"], 100 * rows[column], marker, color="#444444", ms=6, label=label)

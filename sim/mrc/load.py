@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from sim.errors import InputError
 from sim.request import Batch, Floats, Ints
-from sim.trace.describe import unknowns
 from sim.trace.prefix_tree import Runs, add, new_tree
 from workloads import AnyWorkload, SessionWorkload, Trace
 from workloads.errors import WorkloadWarning, told_by_workload
@@ -41,8 +40,13 @@ class Passed(NamedTuple):
     arrival: Floats  # seconds
     prompt: Ints  # tokens; 0: refused
     computed: Ints  # tokens that stay in the cache
-    own_block: int | None  # tokens that an id of the trace stands for
-    notes: list[str]  # what the trace does not tell
+    reader: TraceReader | None  # of a trace: what was learnt of the file
+    told: list[str]  # what had to be changed in it
+
+    @property
+    def own_block(self) -> int | None:
+        """Tokens that an id of the trace stands for; None where there are none."""
+        return None if self.reader is None else self.reader.block
 
     @property
     def refused(self) -> npt.NDArray[np.bool_]:
@@ -82,8 +86,8 @@ def one_pass(
         arrival=arrival,
         prompt=prompts,
         computed=left,
-        own_block=None if reader is None else reader.block,
-        notes=told if reader is None else [*unknowns(reader, block_sizes), *told],
+        reader=reader,
+        told=told,
     )
 
 

@@ -1,10 +1,10 @@
-"""A study as JSON, CSV and lines for the console."""
+"""A study as JSON and CSV, and what it takes for granted."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +14,11 @@ import pyarrow
 import pyarrow.csv
 
 from sim.memory import GIB
-from sim.mrc.curve import KNEE, Curve
+from sim.mrc.curve import Curve
 from sim.mrc.study import Study
 from workloads import SessionWorkload
 
-WIDTH = 76
 CHUNK = 1 << 14  # points that are text at once
-SHOWN = 12  # capacities on the console, where none were asked for
 
 
 class Scale(NamedTuple):
@@ -51,38 +49,22 @@ def to_json(studies: Sequence[Study], scale: Scale) -> Iterator[str]:
             yield ", "
         yield json.dumps(_figures(study, scale), indent=2, allow_nan=False).removesuffix("\n}")
         yield ',\n  "curve": ['
-        points = (_asked_for if study.capacities else table)(study, scale).drop(
-            columns="block_size", errors="ignore"
-        )
-        for begin in range(0, len(points), CHUNK):
-            rows = json.dumps(_records(points[begin : begin + CHUNK]), allow_nan=False)[1:-1]
-            yield (",\n    " if begin > 0 else "\n    ") + rows.replace("}, {", "},\n    {")
+        rows = asked_for(study, scale) if study.capacities else whole_curve(study, scale)
+        for begin in range(0, len(rows), CHUNK):
+            text = json.dumps(_records(rows[begin : begin + CHUNK]), allow_nan=False)[1:-1]
+            yield (",\n    " if begin > 0 else "\n    ") + text.replace("}, {", "},\n    {")
         yield "\n  ]\n}"
     yield "]}\n" if len(studies) > 1 else "\n"
 
 
-def table(study: Study, scale: Scale) -> pd.DataFrame:
-    """The whole curve, a row wherever it changes, from 0 hits on."""
-    curve = study.curve
-    usable = np.flatnonzero(np.diff(curve.hits, prepend=-1))
-    rows = _points(curve, usable, scale)
-    rows.insert(0, "block_size", curve.block_size)
-    return rows
-
-
-def timed_table(study: Study, scale: Scale) -> pd.DataFrame:
-    """The timed runs, a row each."""
-    rows = pd.DataFrame(_timed_rows(study, scale))
-    rows.insert(0, "block_size", study.curve.block_size)
-    return rows
-
-
-def write_csv(tables: Iterable[pd.DataFrame], path: Path) -> None:
-    """Write tables of the same columns as one CSV."""
+def write_csv(studies: Sequence[Study], path: Path, rows_of: Callable[[Study], pd.DataFrame]) -> None:
+    """Write the rows of all studies as one CSV, each with its block size."""
     options = pyarrow.csv.WriteOptions(quoting_style="none")
     with contextlib.ExitStack() as files:
         writer = None
-        for rows in tables:
+        for study in studies:
+            rows = rows_of(study)
+            rows.insert(0, "block_size", study.curve.block_size)
             arrow = pyarrow.Table.from_pandas(rows, preserve_index=False)
             if writer is None:
                 writer = files.enter_context(pyarrow.csv.CSVWriter(path, arrow.schema, write_options=options))
@@ -105,48 +87,21 @@ def assumptions(study: Study, scale: Scale) -> list[str]:
     rule = (
         "an id is a block, also where it stands for a part of one, and all of a prompt can hit"
         if load.whole_ids
-        else "full blocks only, and never the last token of a prompt"
+        else "full blocks only, and never the last token of a prompt; a partial last block takes no place"
     )
     null = (
         "blocks are num_gpu_blocks, the null block among them"
         if scale.null_block
         else "blocks are usable ones: a pool of N is num_gpu_blocks N + 1, for the null block"
     )
-    long = f"a request of more blocks than the pool (the largest has {curve.longest:,})"
-    refuses = study.asked.refuse_long
-    long += " is refused, as in vLLM" if refuses else " keeps its first blocks, where vLLM would refuse it"
+    fate = (
+        "is refused, as in vLLM"
+        if study.asked.refuse_long
+        else "keeps its first blocks, where vLLM would refuse it"
+    )
+    long = f"a request of more blocks than the pool (the largest has {curve.longest:,}) {fate}"
     window = "working sets are means over the time of the load, of all its requests"
     return [f"one request after the other, {order}", kept, rule, null, long, window, *study.notes]
-
-
-def lines(study: Study, scale: Scale) -> Iterator[tuple[str, str]]:
-    """The console block as (style, text) lines."""
-    curve = study.curve
-    yield "bold", " Hit Rate at Every Capacity ".center(WIDTH, "=")
-    yield "", f"{study.load.name}: blocks of {curve.block_size:,} tokens"
-    refused = f"; {curve.num_refused:,} refused by max_model_len" if curve.num_refused else ""
-    yield _line("Requests:", f"{curve.num_requests:,} with {curve.prompt_tokens:,} prompt tokens{refused}")
-    yield _line("Ceiling:", f"{100 * curve.hit_rate(curve.ceiling):.2f} %, {curve.ceiling:,} tokens hit")
-    if curve.knee is not None:
-        yield _line(f"Knee ({KNEE} % of it):", _size(curve, curve.knee, scale))
-    for seconds, blocks in curve.working_set.items():
-        yield _line(f"Working set of {seconds // 60} min:", _size(curve, blocks, scale))
-    yield _line("All different blocks:", _size(curve, curve.distinct_blocks, scale))
-    if (pool := _pool(study, scale)) is not None:
-        rate = curve.hit_rate(int(curve.hit_tokens(np.array([pool]))[0]))
-        yield _line("The scenario's pool:", f"{_size(curve, pool, scale)}: {100 * rate:.2f} %")
-    yield from _rows(_shown(study, scale))
-    if study.timed:
-        rows = pd.DataFrame(_timed_rows(study, scale))
-        yield "cyan", " Timed runs ".center(WIDTH, "-")
-        shown = rows[
-            ["blocks", "curve_hit_rate", "hit_rate", "gap", "num_preemptions", "failed", "saturation"]
-        ]
-        yield from _rows(shown)
-        yield _line("Gap, mean and max (points):", f"{rows['gap'].mean():.2f}, {rows['gap'].max():.2f}")
-    yield "bold", "=" * WIDTH
-    for text in assumptions(study, scale):
-        yield "dim", f"assumed: {text}"
 
 
 def _figures(study: Study, scale: Scale) -> dict[str, Any]:
@@ -174,22 +129,21 @@ def _figures(study: Study, scale: Scale) -> dict[str, Any]:
         "pool": None,
         "assumed": assumptions(study, scale),
     }
-    if (pool := _pool(study, scale)) is not None:
-        figures["pool"] = _records(_points(curve, np.array([pool]), scale))[0]
+    if (usable := pool(study, scale)) is not None:
+        figures["pool"] = _records(points(curve, np.array([usable]), scale))[0]
     if study.timed:
-        rows = _timed_rows(study, scale)
-        gaps = [row["gap"] for row in rows]
-        lost = [row["curve_hit_tokens"] - row["hit_tokens"] for row in rows]
+        rows = timed_rows(study, scale)
+        lost = rows["curve_hit_tokens"] - rows["hit_tokens"]
         figures["timed"] = {
-            "mean_gap": float(np.mean(gaps)),
-            "max_gap": float(np.max(gaps)),
-            "mean_gap_tokens": float(np.mean(lost)),
-            "points": rows,
+            "mean_gap": float(rows["gap"].mean()),
+            "max_gap": float(rows["gap"].max()),
+            "mean_gap_tokens": float(lost.mean()),
+            "points": _records(rows),
         }
     return figures
 
 
-def _points(curve: Curve, usable: Any, scale: Scale) -> pd.DataFrame:
+def points(curve: Curve, usable: Any, scale: Scale) -> pd.DataFrame:
     """The curve at usable capacities."""
     hits = curve.hit_tokens(usable)
     columns = {"blocks": usable + scale.null_block, "tokens": usable * curve.block_size}
@@ -199,10 +153,16 @@ def _points(curve: Curve, usable: Any, scale: Scale) -> pd.DataFrame:
     return pd.DataFrame(columns | {"hit_tokens": hits, "hit_rate": rate})
 
 
-def _asked_for(study: Study, scale: Scale) -> pd.DataFrame:
+def whole_curve(study: Study, scale: Scale) -> pd.DataFrame:
+    """A row wherever the curve changes, from 0 hits on."""
+    usable = np.flatnonzero(np.diff(study.curve.hits, prepend=-1))
+    return points(study.curve, usable, scale)
+
+
+def asked_for(study: Study, scale: Scale) -> pd.DataFrame:
     """The capacities of --at, with FIFO and Belady beside LRU."""
     usable = np.array([one.blocks for one in study.capacities])
-    rows = _points(study.curve, usable, scale)
+    rows = points(study.curve, usable, scale)
     for policy in ("", "fifo_", "belady_"):
         hits = np.array([getattr(one, f"{policy}hit_tokens") for one in study.capacities])
         rows[f"{policy}hit_tokens"] = hits
@@ -212,28 +172,15 @@ def _asked_for(study: Study, scale: Scale) -> pd.DataFrame:
     return rows
 
 
-def _shown(study: Study, scale: Scale) -> pd.DataFrame:
-    """What the console shows: what was asked for, or some capacities over the curve."""
-    if study.capacities:
-        return _asked_for(study, scale).drop(columns=["fifo_hit_tokens", "belady_hit_tokens"])
-    last = len(study.curve.hits) - 1
-    some = np.unique(np.geomspace(max(last / 1024, 1), max(last, 1), SHOWN).round().astype(np.int64))
-    return _points(study.curve, some, scale)
+def timed_rows(study: Study, scale: Scale) -> pd.DataFrame:
+    """The timed runs, a row each."""
+    rows = [point._asdict() | {"gap": point.gap} for point in study.timed]
+    usable = np.array([point.blocks for point in study.timed])
+    sizes = {"blocks": usable + scale.null_block, "tokens": usable * study.curve.block_size}
+    return pd.DataFrame(sizes).join(pd.DataFrame(rows).drop(columns="blocks"))
 
 
-def _timed_rows(study: Study, scale: Scale) -> list[dict[str, Any]]:
-    return [
-        point._asdict()
-        | {
-            "blocks": scale.blocks(point.blocks),
-            "tokens": point.blocks * study.curve.block_size,
-            "gap": point.gap,
-        }
-        for point in study.timed
-    ]
-
-
-def _pool(study: Study, scale: Scale) -> int | None:
+def pool(study: Study, scale: Scale) -> int | None:
     """The usable blocks of the scenario's own pool, where the study is of its block size."""
     if scale.pool is None or scale.pool[0] != study.curve.block_size:
         return None
@@ -243,31 +190,3 @@ def _pool(study: Study, scale: Scale) -> int | None:
 def _records(rows: pd.DataFrame) -> list[dict[str, Any]]:
     columns = [rows[name].tolist() for name in rows]
     return [dict(zip(rows.columns, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def _size(curve: Curve, usable: int, scale: Scale) -> str:
-    gib = scale.gib(usable, curve.block_size)
-    weight = "" if gib is None else f", {gib:,.1f} GiB"
-    return f"{scale.blocks(usable):,} blocks, {usable * curve.block_size:,} tokens{weight}"
-
-
-def _line(label: str, text: str) -> tuple[str, str]:
-    return "", f"{label:<28}{text}"
-
-
-def _rows(rows: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """A table of columns, each as wide as it needs."""
-    cells = [
-        [str(name).replace("_", " "), *(_cell(str(name), value) for value in rows[name].tolist())]
-        for name in rows
-    ]
-    widths = [max(map(len, column)) for column in cells]
-    for number, row in enumerate(zip(*cells, strict=True)):
-        text = "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-        yield "cyan" if number == 0 else "", text
-
-
-def _cell(name: str, value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}" if name.endswith("rate") else f"{value:,.2f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)

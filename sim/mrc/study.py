@@ -13,6 +13,7 @@ from sim.mrc.bounds import belady_hits, fifo_hits, references
 from sim.mrc.curve import Curve, curve
 from sim.mrc.load import DEFAULT_BLOCK_SIZE, Load, Passed, one_pass
 from sim.mrc.timed import Point
+from sim.trace.describe import unknowns
 
 Bools = npt.NDArray[np.bool_]
 
@@ -67,7 +68,8 @@ def study(load: Load, asked: Asked, *, progress: Callable[[int], None] | None = 
     for size in sizes:
         found = curve(load, passed, size, counts)
         at = _at(load, asked, passed, found, counts) if asked.at else []
-        studies.append(Study(load, asked, found, at, [], passed.notes))
+        unknown = [] if passed.reader is None else unknowns(passed.reader, [size])
+        studies.append(Study(load, asked, found, at, [], [*unknown, *passed.told]))
     return studies
 
 
