@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -108,10 +111,45 @@ def test_last_requests_as_another_tool_counts_them(conversation: str) -> None:
 
 
 @pytest.mark.slow
-def test_coding_agents() -> None:
-    found = one_study(Load("trace", Trace(path=shipped("claude_code_sessions_blk64.npz"))), 64)
-    assert found.curve.distinct_blocks == 3_389_104
-    assert round(found.curve.hit_rate(found.curve.ceiling), 4) == 0.9636
+def test_all_capacities_of_the_conversation_trace_take_milliseconds(conversation: str) -> None:
+    parts = list(Trace(path=conversation).batches(np.random.SeedSequence(0), 512))
+    load = load_of(*parts)
+    seconds = []
+    for _ in range(6):  # the first compiles
+        start = time.process_time()
+        found = one_study(load, 512)
+        seconds.append(time.process_time() - start)
+        assert found.curve.ceiling == 54_063_104
+    assert min(seconds) < 0.050
+
+
+MEASURED = """
+import resource, sys, time
+from sim.mrc.load import Load
+from sim.mrc.study import Asked, study
+from workloads import Trace
+
+start = time.process_time()
+(found,) = study(Load("trace", Trace(path=sys.argv[1])), Asked([64]))
+curve = found.curve
+seconds = time.process_time() - start
+print(curve.ceiling / curve.prompt_tokens, curve.distinct_blocks, seconds)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_coding_agents_in_seconds_and_gigabytes() -> None:
+    path = shipped("claude_code_sessions_blk64.npz")
+    code = [sys.executable, "-c", MEASURED, path]
+    subprocess.run(code, check=True, capture_output=True)  # compiles
+    rate, distinct, seconds, kibibytes = map(
+        float, subprocess.run(code, check=True, capture_output=True, text=True).stdout.split()
+    )
+    assert round(rate, 4) == 0.9636
+    assert distinct == 3_389_104
+    assert seconds < 15
+    assert kibibytes < 6e9 / 1024
 
 
 def test_several_block_sizes_in_one_pass_are_each_alone(conversation: str) -> None:
