@@ -31,6 +31,7 @@ from sim.resolve import resolve
 from sim.scenario import Scenario
 from sim.trace import prefix_tree
 from workloads import AnyWorkload, MultiTurn, Trace
+from workloads.merge import cut
 from workloads.popularity import draw_ranks, zipf_bounds
 
 EVER = 1 << 40  # blocks: an infinite pool
@@ -270,6 +271,29 @@ def test_equals_direct_simulation(batch: Batch, block_size: int, outputs: bool) 
     assert found.curve.ceiling == block_size * lru(uses, EVER)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_equals_direct_simulation_at_every_capacity(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer loads, in pieces, with a tree that starts small."""
+    monkeypatch.setattr("sim.mrc.load.new_tree", lambda _: prefix_tree.new_tree(1))
+    rng = np.random.default_rng(seed)
+    rows: list[Segments] = [
+        [(int(rng.integers(0, 3)), int(rng.integers(1, 12))) for _ in range(rng.integers(1, 4))]
+        for _ in range(50)
+    ]
+    batch, block_size = prompts(rows, gap=1.0), 1 + seed % 4
+    uses = uses_of([batch], block_size)
+    found = one_study(load_of(*(cut(batch, i, min(i + 7, 50)) for i in range(0, 50, 7))), block_size)
+    for blocks in range(1, found.curve.distinct_blocks + 1):
+        assert hits(found, blocks) == [block_size * lru(uses, blocks)]
+
+
+def test_the_tree_grows_with_content_not_with_requests() -> None:
+    tree = prefix_tree.new_tree(8)
+    for length in 60 * [9, 3, 6]:
+        tree, _ = prefix_tree.add(tree, prompts([[(0, length)]]), np.array([length]))
+    assert tree.count[prefix_tree.ROWS] <= 1 + 1 + 3
+
+
 @given(small_loads(), st.sampled_from([1, 3]), st.integers(1, 12))
 def test_long_requests_refused_as_if_they_had_not_come(batch: Batch, block_size: int, blocks: int) -> None:
     uses = uses_of([batch], block_size)
@@ -297,8 +321,6 @@ def test_conversation_trace_directly_at_ten_capacities(conversation: str) -> Non
 
 @given(small_loads())
 def test_cut_into_pieces_it_is_the_same(batch: Batch) -> None:
-    from workloads.merge import cut
-
     whole = one_pass(load_of(batch))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_tree, "FEWEST_RUNS", 1)
