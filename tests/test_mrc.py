@@ -280,18 +280,32 @@ def test_equals_direct_simulation_at_every_capacity(seed: int, monkeypatch: pyte
         [(int(rng.integers(0, 3)), int(rng.integers(1, 12))) for _ in range(rng.integers(1, 4))]
         for _ in range(50)
     ]
-    batch, block_size = prompts(rows, gap=1.0), 1 + seed % 4
-    uses = uses_of([batch], block_size)
-    found = one_study(load_of(*(cut(batch, i, min(i + 7, 50)) for i in range(0, 50, 7))), block_size)
+    batch, block_size = prompts(rows, output_len=rng.integers(1, 9, 50).tolist(), gap=1.0), 1 + seed % 4
+    batch.segment_id[batch.segment_start[1:] - 1] = rng.integers(0, 3, 50)  # answers are shared too
+    outputs = seed % 3 > 0
+    uses = uses_of([batch], block_size, outputs=outputs)
+    pieces = [cut(batch, i, min(i + 7, 50)) for i in range(0, 50, 7)]
+    found = one_study(load_of(*pieces, outputs=outputs), block_size)
     for blocks in range(1, found.curve.distinct_blocks + 1):
         assert hits(found, blocks) == [block_size * lru(uses, blocks)]
 
 
 def test_the_tree_grows_with_content_not_with_requests() -> None:
     tree = prefix_tree.new_tree(8)
-    for length in 60 * [9, 3, 6]:
-        tree, _ = prefix_tree.add(tree, prompts([[(0, length)]]), np.array([length]))
+    for number, length in enumerate(60 * [9, 6, 3]):
+        rows: list[Segments] = [[(0, length), (-1000 - number, 5)]]  # what is its own is never found again
+        tree, _ = prefix_tree.add(tree, prompts(rows), np.array([length + 5]))
     assert tree.count[prefix_tree.ROWS] <= 1 + 1 + 3
+
+
+def test_a_prompt_may_have_as_many_users_as_requests_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_tree, "FEWEST_RUNS", 1)
+    lengths = [9, 8, 7, 6, 5, 4, 3, 2, 1, 9]
+    batch = prompts([[(0, length)] for length in lengths])
+    _, runs = prefix_tree.add(prefix_tree.new_tree(1), batch, batch.prompt_len)
+    last = runs.request == 9
+    assert runs.user[last].tolist() == [8, 7, 6, 5, 4, 3, 2, 1, 0]
+    assert runs.begin[last].tolist() == list(range(9)) and runs.end[last].tolist() == list(range(1, 10))
 
 
 @given(small_loads(), st.sampled_from([1, 3]), st.integers(1, 12))

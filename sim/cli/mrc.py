@@ -138,6 +138,8 @@ def _scenario(source: Path, overrides: Sequence[str], timed: int | None) -> Scen
         raise InputError(
             f"{source}: engine.enable_prefix_caching is false, so nothing ever hits; set it true"
         )
+    if scenario.cluster.replicas > 1:
+        raise InputError(f"{source}: cluster.replicas: a curve is of one pool; --set cluster.replicas=1")
     if scenario.reset_prefix_cache:
         raise InputError(
             f"{source}: reset_prefix_cache: a curve knows no resets; --set reset_prefix_cache=[]"
