@@ -390,11 +390,11 @@ def test_a_salt_isolates() -> None:
 
 
 def test_working_sets_are_means_over_time() -> None:
-    # Two blocks at 0, the first again at 90, three others at 300: three blocks for 60 s or less.
-    load = prompts([[(0, 32)], [(0, 16)], [(1, 48)]])._replace(arrival_time=np.array([0.0, 90.0, 300.0]))
+    # Twenty blocks at 0, the first ten again at 90, thirty others at 300.
+    load = prompts([[(0, 320)], [(0, 160)], [(1, 480)]])._replace(arrival_time=np.array([0.0, 90.0, 300.0]))
     found = one_study(load_of(load), 16).curve
-    assert found.working_set == {60: round((2 * 60 + 60) / 300), 600: 2}
-    assert found.distinct_blocks == 5
+    assert found.working_set == {60: 30 * 60 // 300, 600: (10 * 90 + 10 * 300 + 10 * 210) // 300}
+    assert found.distinct_blocks == 50
     at_once = load._replace(arrival_time=np.zeros(3))
     assert one_study(load_of(at_once), 16).curve.working_set == {}
 
@@ -479,6 +479,14 @@ def test_refused_requests_are_none_of_the_curves() -> None:
     point = timed_point(given, found, 4999)
     assert 0 < found.num_refused == point.failed < 60
     assert point.prompt_tokens == found.prompt_tokens and point.hit_tokens == found.ceiling
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused() -> None:
+    load = prompts([[(0, length)] for length in (299, 300, 301, 299)])
+    served = serve(load, engine(max_model_len=300))
+    found = one_study(load_of(load, outputs=True, max_model_len=300), 16).curve
+    assert served.records["refused"].sum() == found.num_refused == 2
+    assert served.totals.prefix_cache_hits == found.ceiling == 288
 
 
 def test_a_warm_up_counts_for_neither() -> None:
