@@ -482,11 +482,12 @@ def test_refused_requests_are_none_of_the_curves() -> None:
 
 
 def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused() -> None:
-    load = prompts([[(0, length)] for length in (299, 300, 301, 299)])
+    load = prompts([[(0, length)] for length in (299, 300, 301, 299)], output_len=100)
     served = serve(load, engine(max_model_len=300))
     found = one_study(load_of(load, outputs=True, max_model_len=300), 16).curve
     assert served.records["refused"].sum() == found.num_refused == 2
     assert served.totals.prefix_cache_hits == found.ceiling == 288
+    assert found.longest == 19  # max_model_len cuts the answer
 
 
 def test_a_warm_up_counts_for_neither() -> None:
