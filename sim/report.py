@@ -28,6 +28,7 @@ SHOWN_TENANTS = 20  # on the console
 RESULT_FILES = frozenset(
     {"summary.json", "requests.parquet", "timeseries.parquet", "scenario.yaml", "run.png"}
 )
+MRC_FILES = frozenset({"mrc.json", "mrc.csv", "mrc.png", "timed.csv", "scenario.yaml"})
 COMPARE_FILES = frozenset({"compare.csv", "compare.png"})  # and a folder of RESULT_FILES for each value
 
 HEADINGS = {
@@ -336,6 +337,8 @@ def _refuse_foreign(out: Path) -> None:
     except OSError as error:
         raise InputError(f"--out {out}: cannot be read: {_reason(error)}") from None
     allowed = RESULT_FILES
+    if "mrc.json" in names:
+        allowed = MRC_FILES
     if "compare.csv" in names:
         allowed = COMPARE_FILES | {name for name in names if _is_result_folder(out / name)}
     foreign = [name for name in names if name not in allowed]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +17,7 @@ from sim.resolve import Resolved, resolve
 from sim.scenario import Scenario
 from sim.traffic import requests, think_times
 from sim.warm_up import effect, measured
-from workloads import WorkloadWarning
+from workloads.errors import told_by_workload
 from workloads.streams import Stream, stream_seed
 
 if TYPE_CHECKING:
@@ -105,7 +103,7 @@ def run(
         kept = saved(core, scenario)
 
     try:
-        with _told_by_workload(told), np.errstate(over="ignore", invalid="ignore"):
+        with told_by_workload(told), np.errstate(over="ignore", invalid="ignore"):
             if scenario.prime is not None:
                 cluster = _cluster(scenario, seed)
                 start = primed(scenario, config, resolved.step_time.cost, cluster, progress)
@@ -209,16 +207,3 @@ def _cluster(scenario: Scenario, seed: np.random.SeedSequence) -> Cluster | None
     if told.replicas == 1:
         return None
     return Cluster(told.replicas, told.router, told.view_delay, stream_seed(seed, Stream.ROUTER))
-
-
-@contextlib.contextmanager
-def _told_by_workload(told: list[str]) -> Iterator[None]:
-    """Collect the WorkloadWarnings of the block in `told`; others go where they always go."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", WorkloadWarning)
-        yield
-    for one in caught:
-        if issubclass(one.category, WorkloadWarning):
-            told.append(str(one.message))
-        else:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)

@@ -204,7 +204,7 @@ def test_the_tree_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ]
     path = write(tmp_path, *rows)
     base = figures(path, 16, trace_block_size=16)
-    small = prefix_tree.new_tree(1, 1)
+    small = prefix_tree.new_tree(1)
     monkeypatch.setattr("sim.trace.describe.new_tree", lambda *_: small)
     monkeypatch.setattr(Trace, "chunk_size", 7)
     assert figures(path, 16, trace_block_size=16) == base

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
@@ -79,10 +79,17 @@ class Trace(Workload, ClosedLoop):
         return self.arrival == "trace" and self.concurrency is None
 
     def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
-        reader = self.reader(seed)
+        yield from self.read(self.reader(seed), [block_size])
+
+    def read(self, reader: TraceReader, block_sizes: Sequence[int]) -> Iterator[Batch]:
+        """Yield the requests of this trace's reader, for engines with any of these block sizes.
+
+        Raises: WorkloadError, while iterating, for bad data and for a size that cuts its ids askew.
+        """
         for number, (_, batch) in enumerate(reader):
             if number == 0:
-                self._check_block(reader.block, block_size)
+                for block_size in block_sizes:
+                    self._check_block(reader.block, block_size)
             yield batch
         if reader.empty_outputs:
             warnings.warn(

@@ -32,7 +32,7 @@ class TraceReader:
 
     def __init__(self, trace: Trace, seed: np.random.SeedSequence) -> None:
         """Find the format. Raises: WorkloadError for a file that is no trace, or fields that do not suit."""
-        self._trace = trace
+        self.trace = trace
         self._seed = seed
         self.skipped = Skipped(trace.skip_bad_lines)
         self.format: Format = self._format()
@@ -44,7 +44,7 @@ class TraceReader:
         self._last_time = 0.0
 
     def _format(self) -> Format:
-        trace = self._trace
+        trace = self.trace
         if trace.format != "auto":
             found = trace.format
         elif trace.columns is not None:
@@ -74,14 +74,14 @@ class TraceReader:
         return found
 
     def _unsuited(self, text: str) -> WorkloadError:
-        return WorkloadError(f"{self._trace.path}: {text}")
+        return WorkloadError(f"{self.trace.path}: {text}")
 
     def __iter__(self) -> Iterator[tuple[Rows, Batch]]:
         """Yield the rows in order of arrival, with the requests they become. To be used once.
 
         Raises: WorkloadError that names the line of a bad row, unless bad lines are skipped.
         """
-        trace = self._trace
+        trace = self.trace
         builder: BatchBuilder | None = None
         for found in self._rows():
             if len(found.line) and builder is None:
@@ -110,7 +110,7 @@ class TraceReader:
 
     def _rows(self) -> Iterator[Rows]:
         """The rows of the file in order of arrival, not yet checked."""
-        trace, chunk = self._trace, self._trace.chunk_size
+        trace, chunk = self.trace, self.trace.chunk_size
         match self.format:
             case "mooncake" | "segments":
                 self.layout = LAYOUT[self.format]
@@ -131,9 +131,9 @@ class TraceReader:
                 assert_never(self.format)
 
     def _json_rows(self, kind: Kind, chunk: int) -> Iterator[Rows]:
-        parser = Parser(self._trace.path, kind)
-        limit = self._trace.limit
-        for before, lines in read_chunks(self._trace.path, chunk):
+        parser = Parser(self.trace.path, kind)
+        limit = self.trace.limit
+        for before, lines in read_chunks(self.trace.path, chunk):
             while lines:
                 taken = lines if limit is None else lines[: limit - self._done]  # the rest is not read
                 yield from good_parts(parser.parse, before, taken, self.skipped)
@@ -146,8 +146,8 @@ class TraceReader:
         if rows.lens is not None:
             return None
         recorded = rows.optional.get("block_size", [None])[0]
-        if self._trace.trace_block_size is not None:
-            return self._trace.trace_block_size
+        if self.trace.trace_block_size is not None:
+            return self.trace.trace_block_size
         if recorded is not None and 1 <= recorded <= MAX_LEN:
             return int(recorded)
         return MOONCAKE_BLOCK if self.format == "mooncake" else DEFAULT_BLOCK
@@ -157,12 +157,12 @@ class TraceReader:
 
         def checked(before: int, numbers: Sequence[int]) -> Rows:
             some = part(rows, before, before + len(numbers))
-            in_order = self._trace.follows_file_times and self.format not in ("delta", "npz")
+            in_order = self.trace.follows_file_times and self.format not in ("delta", "npz")
             partial = self.partial
             if partial is None and self.block is not None:
                 partial = names_partial_blocks(some, self.block)
             previous = self._last_time if in_order else None
-            check(self._trace.path, self.layout, some, self.block, partial, previous)
+            check(self.trace.path, self.layout, some, self.block, partial, previous)
             if len(numbers):
                 self.partial, self._last_time = partial, float(some.time[-1])
             return some

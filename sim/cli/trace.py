@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,7 +51,7 @@ def describe(
 ) -> None:
     """Load, lengths, ideal hit rate by block size, and how soon content is used again; one pass."""
     with one_line_errors():
-        trace = _trace(file, fields or [], skip_bad_lines)
+        trace = trace_of(file, fields or [], skip_bad_lines)
         from sim.trace.describe import BLOCK_SIZES
         from sim.trace.describe import describe as figures_of
 
@@ -86,7 +87,7 @@ def convert(
     with one_line_errors():
         if block_size is not None and to is Target.segments:
             raise InputError("trace convert: segments have no block size: drop --block-size")
-        trace = _trace(file, fields or [], skip_bad_lines)
+        trace = trace_of(file, fields or [], skip_bad_lines)
         from sim.trace.convert import convert as write
 
         reader = write(trace, out, to.value, block_size=block_size, seed=seed)
@@ -113,7 +114,7 @@ def fetch(
         print(path_of(name, SOURCES), flush=True)
 
 
-def _trace(file: Path, fields: list[str], skip_bad_lines: bool) -> Trace:
+def trace_of(file: Path, fields: Sequence[str], skip_bad_lines: bool = False) -> Trace:
     """The trace as a scenario would say it. Raises InputError for a field that there is not."""
     from pydantic import ValidationError
 

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.request import Floats, Ints
-from sim.trace.prefix_tree import Reuse, add, distinct_tokens, new_tree
+from sim.stack import blocks_above
+from sim.trace.prefix_tree import Runs, add, new_tree
 from workloads import Trace
 from workloads.trace_reader import TraceReader
 
@@ -35,21 +36,27 @@ def describe(
     Memory grows with the distinct content and the number of requests. Raises WorkloadError.
     """
     reader = trace.reader(np.random.SeedSequence(seed))
-    tree = new_tree(1 << 12, 1 << 12)
-    columns: list[tuple[Floats, Ints, Ints, Ints]] = []
-    reuses: list[Reuse] = []
+    tree = new_tree(1 << 12)
+    columns: list[tuple[Floats, Ints, Ints]] = []
+    found: list[Runs] = []
     sessions: set[int] = set()
     done = 0
     for _, batch in reader:
-        tree, reuse = add(tree, batch)
-        columns.append((batch.arrival_time, batch.prompt_len, batch.output_len, reuse.shared))
-        reuses.append(reuse)
+        tree, runs = add(tree, batch, batch.prompt_len + batch.output_len - 1)
+        columns.append((batch.arrival_time, batch.prompt_len, batch.output_len))
+        found.append(runs)
         sessions.update(np.unique(batch.session_id[batch.session_id >= 0]).tolist())
         done += len(batch.prompt_len)
         if progress is not None:
             progress(done)
-    time, prompt, output, shared = (np.concatenate(column) for column in zip(*columns, strict=True))
-    _, request, user, tokens, distance = (np.concatenate(column) for column in zip(*reuses, strict=True))
+    time, prompt, output = (np.concatenate(column) for column in zip(*columns, strict=True))
+    runs = Runs(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    computed = prompt + output - 1  # the last token of an answer is never computed
+    distance = blocks_above(runs, computed, 1)
+    request, user = runs.request, runs.user
+    # Of an answer that is the same as before, no prompt token is used again.
+    tokens = np.maximum(np.minimum(runs.end, prompt[request]) - runs.begin, 0)
+    shared = np.bincount(request, tokens, len(prompt)).astype(np.int64)
     gaps = np.diff(time)
     span = float(time[-1] - time[0])
     return {
@@ -65,7 +72,7 @@ def describe(
         "output_len": _lengths(output),
         "total_input_tokens": int(prompt.sum()),
         "total_output_tokens": int(output.sum()),
-        "distinct_tokens": distinct_tokens(tree),
+        "distinct_tokens": int(computed.sum() - (runs.end - runs.begin).sum()),
         "ideal_hit_rate": {
             str(size): float(hit_tokens(shared, prompt, size).sum() / prompt.sum()) for size in block_sizes
         },
@@ -77,7 +84,7 @@ def describe(
         "reuse_distance_tokens": _quantiles(distance, tokens),
         "skipped": reader.skipped.count,
         "first_skipped": reader.skipped.first,
-        "notes": _notes(trace, reader, block_sizes),
+        "notes": _notes(reader, block_sizes),
     }
 
 
@@ -109,20 +116,15 @@ def _quantiles(values: npt.NDArray[Any], weights: Ints) -> dict[str, float] | No
     }
 
 
-def _notes(trace: Trace, reader: TraceReader, block_sizes: Sequence[int]) -> list[str]:
-    """What the figures do not say of themselves."""
+def unknowns(reader: TraceReader, block_sizes: Sequence[int]) -> list[str]:
+    """What the file of a reader that has been read does not tell of hits at these block sizes."""
     notes = []
-    block = reader.block
+    block, trace = reader.block, reader.trace
     askew = [size for size in block_sizes if block is not None and size % block]
     if askew:
         notes.append(
             f"blocks of {', '.join(map(str, askew))}: an id stands for {block} tokens, and what two "
             "different ids share is unknown, so these rates are lower bounds"
-        )
-    if reader.partial:
-        notes.append(
-            "ideal_hit_rate_whole_ids counts an id as a block even where it stands for a part, as trace "
-            "tools do; ideal_hit_rate counts full blocks and never the last token, as vLLM does"
         )
     if reader.format in ("azure", "csv"):
         notes.append(
@@ -132,6 +134,17 @@ def _notes(trace: Trace, reader: TraceReader, block_sizes: Sequence[int]) -> lis
         )
     if reader.format in ("delta", "npz") and np.isinf(trace.session_rate):
         notes.append("sessions have clocks of their own; here all start at 0 (set a session rate)")
+    return notes
+
+
+def _notes(reader: TraceReader, block_sizes: Sequence[int]) -> list[str]:
+    """What the figures do not say of themselves."""
+    notes = unknowns(reader, block_sizes)
+    if reader.partial:
+        notes.append(
+            "ideal_hit_rate_whole_ids counts an id as a block even where it stands for a part, as trace "
+            "tools do; ideal_hit_rate counts full blocks and never the last token, as vLLM does"
+        )
     if reader.empty_outputs:
         notes.append(f"{reader.empty_outputs} requests have an output length of 0 and count as 1")
     return notes
