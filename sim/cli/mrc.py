@@ -140,6 +140,8 @@ def _scenario(source: Path, overrides: Sequence[str], timed: int | None) -> Scen
         )
     if scenario.cluster.replicas > 1:
         raise InputError(f"{source}: cluster.replicas: a curve is of one pool; --set cluster.replicas=1")
+    if scenario.prime is not None:
+        raise InputError(f"{source}: prime: a curve begins with an empty cache; give its load as workload")
     if scenario.reset_prefix_cache:
         raise InputError(
             f"{source}: reset_prefix_cache: a curve knows no resets; --set reset_prefix_cache=[]"
