@@ -11,15 +11,16 @@ from simulation import Run, engine, linear, prompts, run
 from sim import router
 from sim.core import EngineConfig
 from sim.replicas import Cluster
+from sim.validate import routing
 from workloads import SharedPrefix
 
 REPLICAS = 4
 SEED = np.random.SeedSequence(0)
 
 
-def shared(config: EngineConfig, cluster: Cluster, seed: int = 0, **load: Any) -> Run:
+def shared(config: EngineConfig, cluster: Cluster, **load: Any) -> Run:
     """Groups of prompts that share a prefix, on a cluster whose steps take a token 20 us."""
-    source = SharedPrefix(**load).batches(np.random.SeedSequence(seed), config.block_size)
+    source = SharedPrefix(**load).batches(SEED, config.block_size)
     return run(source, config, linear(config, token_s=2e-5), cluster=cluster)
 
 
@@ -43,7 +44,7 @@ class TestOneHotGroup:
     def routed(self, name: str) -> Run:
         return shared(engine(), Cluster(REPLICAS, name), **self.LOAD)
 
-    def test_affinity_without_a_bound_pins_one_replica_and_loses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_a_bound_affinity_pins_one_and_loses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         even = self.routed("round_robin")
         monkeypatch.setattr(router, "LOAD_BOUND", 1e9)
         pinned = self.routed("prefix_affinity")
@@ -71,8 +72,9 @@ class TestManyGroups:
         "request_rate": 140.0,
     }  # fmt: skip
 
-    def routed(self, name: str, seed: int = 0) -> Run:
-        return shared(engine(num_gpu_blocks=self.BLOCKS), Cluster(REPLICAS, name, 0.0, SEED), seed, **self.LOAD)
+    def routed(self, name: str) -> Run:
+        config = engine(num_gpu_blocks=self.BLOCKS)
+        return shared(config, Cluster(REPLICAS, name, 0.0, SEED), **self.LOAD)
 
     @pytest.mark.parametrize("affine", ["prefix_affinity", "kv_aware"])
     def test_affinity_wins_on_hit_rate_and_ttft(self, affine: str) -> None:
@@ -120,3 +122,16 @@ def test_session_affinity_pins_a_session_that_is_alone() -> None:
     spread = run(times, config, linear(config, token_s=2e-5), cluster=Cluster(2, "round_robin"))
     assert share_of_most(pinned) == 1.0 and share_of_most(spread) == 0.5
     assert mean_ttft(pinned) > 10 * mean_ttft(spread)
+
+
+@pytest.mark.slow
+def test_llm_ds_measurement() -> None:
+    """Who wins, by how much in throughput, and that TTFT differs by far more."""
+    if not routing.SCENARIO.is_file():
+        pytest.skip("no scenarios/routing.yaml beside the package")
+    blind, kept = routing.route("random"), routing.route("prefix_affinity")
+    for one, measured in zip((blind, kept), routing.MEASURED.values(), strict=True):
+        assert one.figures.output_throughput == pytest.approx(measured.output_throughput, rel=0.1)
+        assert 0.5 < one.figures.mean_ttft / measured.mean_ttft < 2.0
+    assert (blind.stage_ttft > 3 * kept.stage_ttft).all()
+    assert blind.stage_ttft[3] > 5 * blind.stage_ttft[2]  # from 15 to 20 a second it breaks down

@@ -113,7 +113,8 @@ def rows(seeds: Sequence[int] = SEEDS, num_jobs: int = JOBS) -> list[Row]:
     """Both queues of SERVERS, each simulated with every seed."""
     found = []
     for replicas, rate in SERVERS:
-        means = [simulated_waits(draw_jobs(rate, num_jobs, seed), replicas)[WARM_UP:].mean() for seed in seeds]
+        jobs = (draw_jobs(rate, num_jobs, seed) for seed in seeds)
+        means = [simulated_waits(one, replicas)[WARM_UP:].mean() for one in jobs]
         standard_error = float(np.std(means, ddof=1)) / math.sqrt(len(means))
         found.append(Row(replicas, rate, erlang_wait(replicas, rate), float(np.mean(means)), standard_error))
     return found
