@@ -16,7 +16,8 @@ def by_replica(records: Records, totals: Totals, config: EngineConfig, *, fates:
     """`num_replicas`, `by_replica` and `imbalance` of a run, for its summary.
 
     `by_replica` has a row for each of several replicas. `imbalance` is what the one with most has over
-    the mean: 1 is even, and num_replicas is all at one of them; None for one engine alone.
+    the mean: 1 is even, and num_replicas is all at one of them; None for one engine alone. Refused
+    requests, which count as the first replica's, are left out of it.
     """
     engines = totals.replicas
     if not engines:
@@ -35,8 +36,9 @@ def by_replica(records: Records, totals: Totals, config: EngineConfig, *, fates:
             ),
             "max_kv_cache_usage_perc": engine.max_blocks_used / usable,
         }  # fmt: skip
-    shared = ("requests", "num_computed_tokens", "busy_time")
-    imbalance = {name: _imbalance([row[name] for row in rows]) for name in shared}
+    imbalance = {"requests": _imbalance([row["requests"] - row["failed"] for row in rows])}
+    for name in ("num_computed_tokens", "busy_time"):
+        imbalance[name] = _imbalance([row[name] for row in rows])
     return {"num_replicas": len(engines), "by_replica": rows, "imbalance": imbalance}
 
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from sim import __version__, cache_plots, plots
 from sim.metrics import HIT_RATE_DEFINITION
-from sim.report import FATE_MEANINGS, HEADINGS, PART_NAMES, VERDICTS
+from sim.report import FATE_MEANINGS, HEADINGS, OF_REPLICAS, PART_NAMES, VERDICTS
 from sim.scenario import to_yaml
 from sim.simulation import Result
 
@@ -62,9 +62,10 @@ def to_html(result: Result) -> str:
 
 def _cards(s: dict[str, Any]) -> list[tuple[str, str]]:
     """The numbers that are read first, with their names."""
+    endless = "pools that never evict" if s["num_replicas"] > 1 else "a pool that never evicts"
     cards = [
         ("hit rate", _percent(s["prefix_cache_hit_rate"])),
-        ("with a pool that never evicts", _percent(s["prefix_cache_ceiling"])),
+        (f"with {endless}", _percent(s["prefix_cache_ceiling"])),
         ("mean TTFT", _ms(s["mean_ttft_ms"])),
         ("P95 TTFT", _ms(s["p95_ttft_ms"])),
         ("mean TPOT", _ms(s["mean_tpot_ms"])),
@@ -119,7 +120,8 @@ def _tables(s: dict[str, Any]) -> Iterator[Table]:
         [f"{name}: {FATE_MEANINGS[name]}", f"{tokens:,}", _percent(tokens / total if total else None)]
         for name, tokens in fates.items()
     ]
-    yield Table("Prompt tokens by fate", ["", "tokens", "share"], rows)
+    note = "; ".join(OF_REPLICAS).capitalize() + "." if s["num_replicas"] > 1 else ""
+    yield Table("Prompt tokens by fate", ["", "tokens", "share"], rows, note)
     more, evictions = len(s["by_tenant"]) - SHOWN_ROWS, s["num_evictions"]
     note = f"And {more} smaller ones: by_tenant in the summary." if more > 0 else ""
     yield Table("Tenants", ["tenant", *_GROUP_HEADER], _group_rows(s["by_tenant"], evictions, "tenant"), note)
@@ -192,9 +194,11 @@ def _evenness(s: dict[str, Any]) -> str:
     if s["imbalance"] is None:
         return ""
     even = {name: _number(value) for name, value in s["imbalance"].items()}
+    more = s["num_replicas"] - SHOWN_ROWS
+    left = f" And {more} more: by_replica in the summary." if more > 0 else ""
     return (
         f"The replica with most has {even['requests']} times the mean in requests, "
-        f"{even['num_computed_tokens']} in tokens computed, {even['busy_time']} in busy time."
+        f"{even['num_computed_tokens']} in tokens computed, {even['busy_time']} in busy time.{left}"
     )
 
 
@@ -222,8 +226,9 @@ def _pool(result: Result) -> str:
     """The engine's pool and how full it was, in a sentence."""
     s = result.summary
     mean, most = _percent(s["mean_kv_cache_usage_perc"]), _percent(s["max_kv_cache_usage_perc"])
+    each = " at each replica" if s["num_replicas"] > 1 else ""
     return (
-        f"{s['num_gpu_blocks']:,} blocks of {s['block_size']} tokens, {mean} in use in the mean, "
+        f"{s['num_gpu_blocks']:,} blocks of {s['block_size']} tokens{each}, {mean} in use in the mean, "
         f"{most} at most; {s['num_evictions']:,} evictions, {s['num_preemptions']:,} preemptions"
     )
 

@@ -58,6 +58,7 @@ class Replicas:
         self.ends_cause_arrivals = False
         self.max_concurrent = 0
         self.num_sent = np.zeros(cluster.replicas, np.int64)
+        self.num_routed = 0
         self.queued: deque[tuple[int, Event | None]] = deque()  # of a central queue
         self.rng = np.random.default_rng(cluster.seed)
         self.index = KvIndex(cluster.replicas) if cluster.router == "kv_aware" else None
@@ -129,8 +130,8 @@ class Replicas:
         draws = (0.0, 0.0)
         if router in ("random", "power_of_two"):
             draws = (self.rng.random(), self.rng.random())
-        request_id, session_id = int(requests[R.request_id, slot]), int(requests[R.session_id, slot])
-        arrival = Arrival(request_id, session_id, key, prompt_len, draws)
+        arrival = Arrival(self.num_routed, int(requests[R.session_id, slot]), key, prompt_len, draws)
+        self.num_routed += 1
         return ROUTERS[router](arrival, self.views(slot))
 
     def views(self, slot: int) -> Views:

@@ -51,6 +51,10 @@ FATE_MEANINGS = {
     "isolated": "only under another LoRA or salt",
     "cold": "never computed before",
 }
+OF_REPLICAS = (  # what fates and ceiling mean with several of them
+    "each at the replica that its request went to: what only others hold is cold there",
+    "the ceiling is that of pools that never evict, one at each replica, with requests where they went",
+)
 _COLOURS = {"STABLE": "green", "BACKLOGGED": "yellow", "OVERLOADED": "red"}
 VERDICTS = {
     "STABLE": "the engine kept up with its arrivals",
@@ -173,7 +177,8 @@ def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
         yield _line("Hit rate (%):", _percent(s["prefix_cache_hit_rate"]))
         for text in HIT_RATE_DEFINITION:
             yield "dim", f"  {text}"
-        yield _line("Ceiling, a pool that never evicts (%):", _percent(s["prefix_cache_ceiling"]))
+        each = "pools that never evict" if s["num_replicas"] > 1 else "a pool that never evicts"
+        yield _line(f"Ceiling, {each} (%):", _percent(s["prefix_cache_ceiling"]))
         yield _line("Prompt tokens hit:", s["prefix_cache_hits"])
         yield _line("Prompt tokens looked up:", s["prefix_cache_queries"])
     else:
@@ -212,6 +217,9 @@ def _fate_lines(result: Result) -> Iterator[tuple[str, str]]:
     for name, meaning in FATE_MEANINGS.items():
         share = f"{100 * fates[name] / total:6.2f} %" if total else "-"
         yield "", f"{name:<15}{fates[name]:>16}  {share}  {meaning}"
+    if result.summary["num_replicas"] > 1:
+        for text in OF_REPLICAS:
+            yield "dim", f"  {text}"
     if result.resolved.scenario.workload.kind == "trace":
         yield "dim", "  sharing below a trace's own block is unknown: it counts as cold"
 
@@ -266,7 +274,9 @@ def _replica_lines(s: dict[str, Any], router: str) -> Iterator[tuple[str, str]]:
 def _setting(result: Result) -> str:
     """What tells this run from its neighbours, in a few words."""
     engine = result.resolved.scenario.engine
-    words = [f"tp {engine.tensor_parallel_size}", f"blocks of {engine.block_size}"]
+    replicas = result.resolved.scenario.cluster.replicas
+    words = [f"{replicas} replicas"] if replicas > 1 else []
+    words += [f"tp {engine.tensor_parallel_size}", f"blocks of {engine.block_size}"]
     words.append("prefix caching " + ("on" if engine.enable_prefix_caching else "off"))
     words.append("async" if engine.async_scheduling else "sync")
     return ", ".join(words)

@@ -23,7 +23,7 @@ LOAD_BOUND = 1.25  # of the mean: no replica of prefix_affinity gets more outsta
 class Arrival(NamedTuple):
     """A request at the router."""
 
-    request_id: int
+    number: int  # how many came to the router before it
     session_id: int  # -1: none
     prefix_key: int  # of its first AFFINITY_TOKENS tokens, LoRA and cache_salt
     prompt_len: int  # tokens
@@ -41,7 +41,7 @@ class Views(NamedTuple):
 
 def round_robin(request: Arrival, views: Views) -> int:
     """One after the other."""
-    return request.request_id % len(views.outstanding)
+    return request.number % len(views.outstanding)
 
 
 def random(request: Arrival, views: Views) -> int:

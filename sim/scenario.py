@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -37,6 +38,7 @@ Microseconds = Annotated[float, Field(ge=0.0, le=1e9)]
 ROOFLINE = "roofline"  # a cost: from the GPU's data sheet
 LOADS = ("workload", "prime", "measure")  # fields that hold a workload
 TABLE = "table"  # a cost: aiconfigurator-core's tables, interpolated
+SHORTEST_VIEW_DELAY = 1e-3  # seconds
 
 
 class Section(BaseModel):
@@ -92,12 +94,24 @@ class Engine(Section):
 class Cluster(Section):
     """Replicas of the engine, each on GPUs of its own, and the router before them."""
 
-    replicas: Annotated[int, Field(ge=1, le=1024)] = 1
+    replicas: int = Field(1, ge=1, le=1024)
     router: Literal[
         "round_robin", "random", "least_outstanding", "power_of_two", "central_queue", "session_affinity",
         "prefix_affinity", "kv_aware",
-    ] = "round_robin"  # fmt: skip
-    view_delay: Seconds = 0.0  # the router looks at the replicas so often; 0: at each arrival
+    ] = Field("round_robin", description="which replica gets a request, see sim/router.py")  # fmt: skip
+    view_delay: Seconds = Field(
+        0.0, description="seconds between two looks of the router at the replicas; 0: at each arrival"
+    )
+
+    @field_validator("view_delay")
+    @classmethod
+    def _looks_can_be_made(cls, delay: float) -> float:
+        if 0.0 < delay < SHORTEST_VIEW_DELAY:
+            raise ValueError(
+                f"{delay:g} s is too short to look at the replicas one time after the other: write 0 to "
+                f"look at each arrival, or at least {SHORTEST_VIEW_DELAY:g}"
+            )
+        return delay
 
 
 class SloLimits(Section):

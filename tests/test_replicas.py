@@ -206,7 +206,7 @@ def test_what_the_router_expects_is_what_it_gets() -> None:
 
     def noting(request: Arrival, views: Views) -> int:
         place = int(rng.integers(3))
-        seen.append((request.request_id, place, int(views.cached_tokens[place])))
+        seen.append((request.number, place, int(views.cached_tokens[place])))
         return place
 
     texts = []
@@ -275,3 +275,128 @@ def test_refused_requests_and_resets_on_replicas() -> None:
     result = run(load, config, cluster=Cluster(1, "kv_aware"), reset_prefix_cache=[15.0])
     assert result.records["refused"].tolist() == [0, 0, 1, 0]
     assert result.records["num_cached_tokens"].tolist() == [0, 32, 0, 0]
+
+
+@pytest.mark.parametrize("router", ["round_robin", "session_affinity"])
+def test_requests_take_turns_as_they_arrive(router: str) -> None:
+    """Not by their numbers, which are those of sessions: else one replica would have all first turns."""
+    load = MultiTurn(
+        num_sessions=40, session_rate=2.0, num_turns=4, system_prompt_len=64, user_len=500, output_len=30,
+        think_time=1.0,
+    )  # fmt: skip
+    result = run(load.sessions(np.random.SeedSequence(2)), engine(), cluster=Cluster(4, router))
+    where, arrived = result.records["replica"], np.argsort(result.records["arrival_time"])
+    if router == "round_robin":
+        assert where[arrived].tolist() == [i % 4 for i in range(160)]
+    for replica in range(4):  # each has first and last turns
+        assert {0, 3} <= set((result.records["request_id"][where == replica] % 4).tolist())
+
+
+def test_a_refused_request_takes_no_turn() -> None:
+    load = prompts([[(1, 33)], [(2, 200)], [(3, 33)], [(4, 33)]], gap=10.0)
+    result = run(load, engine(num_gpu_blocks=5), cluster=Cluster(3, "round_robin"))
+    assert result.records["refused"].tolist() == [0, 1, 0, 0]
+    assert served(result) == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("router", EVERY_ROUTER)
+def test_more_replicas_than_requests(router: str) -> None:
+    apart = prompts([[(i, 50)] for i in range(5)], gap=0.01)
+    result = run(apart, engine(num_gpu_blocks=50, max_num_seqs=4), cluster=Cluster(1024, router))
+    assert len(result.totals.replicas) == 1024
+    assert sum(part.num_admissions for part in result.totals.replicas) == 5
+
+
+@pytest.mark.parametrize("router", EVERY_ROUTER)
+def test_what_is_measured_from_a_time_on_is_that_of_each_replica(router: str) -> None:
+    """Two runs in one, so far apart that they do not meet: the second's sums alone, but for the cache."""
+    load = SharedPrefix(
+        num_requests=200, num_groups=200, prefix_len=0, suffix_len=100, output_len=4, request_rate=100.0
+    )
+    batch = next(load.batches(np.random.SeedSequence(1), 16))
+    late = batch._replace(arrival_time=np.where(np.arange(200) < 80, 0.0, 1e4) + batch.arrival_time)
+    result = run(late, engine(), cluster=Cluster(3, router), measure_from=5e3)
+    parts = result.totals.replicas
+    before = [part.warm_up for part in parts]
+    assert sum(part.num_admissions for part in before if part is not None) == 80
+    for replica, (part, early) in enumerate(zip(parts, before, strict=True)):
+        assert early is not None
+        here = result.records["replica"] == replica
+        assert part.num_admissions - early.num_admissions == here[80:].sum()
+    whole = result.totals.warm_up
+    assert whole is not None and whole.num_admissions == 80
+    assert whole.busy_time == pytest.approx(sum(part.busy_time for part in before if part is not None))
+
+
+def test_a_reset_empties_every_replicas_cache_and_the_routers_index() -> None:
+    """Each text is where it was until the reset; then the router starts anew, with the first replica."""
+    texts = [[(i % 3, 640)] for i in range(12)]
+    result = run(
+        prompts(texts, gap=10.0), engine(), cluster=Cluster(3, "kv_aware"), reset_prefix_cache=[55.0]
+    )
+    assert result.totals.num_resets == 3
+    assert result.hits == [0] * 3 + [624] * 3 + [0] * 3 + [624] * 3
+
+
+@pytest.mark.parametrize("router", ["least_outstanding", "central_queue", "kv_aware"])
+def test_priority_is_each_replicas_own(router: str) -> None:
+    """One seat each: the urgent one passes those that wait at its replica, not those of a central queue."""
+    config = engine(max_num_seqs=1, priority_policy=True)
+    cost = linear(config, base_s=1.0, token_s=0.0)
+    load = prompts([[(i, 16)] for i in range(6)], gap=0.01, priority=[5, 5, 5, 5, 0, 5])
+    result = run(load, config, cost, cluster=Cluster(2, router))
+    waits = result.waits.tolist()
+    assert waits[:2] == pytest.approx([0.0, 0.0])
+    assert waits[4] == pytest.approx(1.96 if router == "central_queue" else 0.96)
+
+
+def test_a_router_that_looked_at_nothing_sees_the_first_arrival_alone() -> None:
+    """The first look is at the first arrival, the next at a multiple of the delay, not a delay later."""
+    config = engine()
+    slow = linear(config, base_s=100.0, token_s=0.0)
+    times = prompts([[(i, 16)] for i in range(4)])._replace(arrival_time=np.array([1.5, 1.9, 2.1, 3.9]))
+    result = run(times, config, slow, cluster=Cluster(3, "least_outstanding", 2.0))
+    assert served(result) == [0, 0, 1, 1]
+
+
+def test_at_the_instant_of_a_look_arrivals_see_the_new_view() -> None:
+    config = engine()
+    slow = linear(config, base_s=100.0, token_s=0.0)
+    times = prompts([[(i, 16)] for i in range(3)])._replace(arrival_time=np.array([0.5, 2.0, 2.0]))
+    result = run(times, config, slow, cluster=Cluster(2, "least_outstanding", 2.0))
+    assert served(result)[0] == 0 and served(result)[1] == served(result)[2]
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.5])
+def test_a_central_queue_needs_no_view(delay: float) -> None:
+    config = engine(max_num_seqs=1)
+    load = prompts([[(i, 160)] for i in range(20)], gap=0.001)
+    result = run(load, config, cluster=Cluster(3, "central_queue", delay))
+    assert served(result) == served(run(load, config, cluster=Cluster(3, "central_queue")))
+
+
+def test_a_pending_prompt_counts_until_it_is_computed() -> None:
+    """Prompts of 160 tokens in chunks of 64 a second: after 1.5 s the router counts 96 that lack.
+
+    A second, empty replica would win anyway; so there is one, and the router is asked what it saw.
+    """
+    from sim import replicas
+
+    seen: list[tuple[int, int, int]] = []
+
+    def noting(request: Arrival, views: Views) -> int:
+        seen.append((int(views.pending_tokens[0]), int(views.used_tokens[0]), int(views.outstanding[0])))
+        return 0
+
+    config = engine(max_num_batched_tokens=64)
+    cost = linear(config, base_s=1.0, token_s=0.0)
+    batch = prompts([[(i, 160)] for i in range(4)])._replace(
+        arrival_time=np.array([0.0, 0.5, 1.5, 9.5]), output_len=np.array([1, 1, 1, 1])
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(replicas.ROUTERS, "kv_aware", noting)
+        run(batch, config, cost, cluster=Cluster(1, "kv_aware"))
+    assert seen[0] == (0, 0, 0)
+    assert seen[1] == (160 - 64, 64, 1)
+    assert seen[2] == (160 - 128 + 160, 128, 2)
+    assert seen[3] == (0, 0, 0)

@@ -30,6 +30,7 @@ class Stream(IntEnum):
     USER_LEN = 15
     PAUSES = 16
     ROUTER = 17
+    PROMPTS = 18
 
 
 def stream_seed(seed: np.random.SeedSequence, stream: Stream) -> np.random.SeedSequence:

@@ -104,6 +104,11 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
             f"{path}: explain draws at most {MAX_BLOCKS} blocks, and this pool has "
             f"{config.num_gpu_blocks - 1}; try --set engine.num_gpu_blocks=21"
         )
+    if scenario.cluster.replicas > 1:
+        raise InputError(
+            f"{path}: explain draws one engine, and cluster.replicas is {scenario.cluster.replicas}; "
+            "try --set cluster.replicas=1"
+        )
     seed = np.random.SeedSequence(scenario.seed)
     if scenario.reset_prefix_cache or scenario.measure_from is not None:
         raise InputError(f"{path}: explain knows neither reset_prefix_cache nor measure_from: drop them")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sim.calibrate import require_scipy
 from sim.errors import InputError
 from sim.out_file import check_out, replace_text
-from sim.validate import closed_form, components, context, silicon_page, single_request, step_speed
+from sim.validate import closed_form, components, context, routing, silicon_page, single_request, step_speed
 from sim.validate.engine_runs import pool_section, rtx4090_section
 from sim.validate.section import Check, Section, table
 
@@ -66,6 +66,7 @@ def all_sections(data: Path) -> list[Section]:
         single_request.section(),
         rtx4090_section(data),
         pool_section(),
+        routing.section(),
     ]
 
 
