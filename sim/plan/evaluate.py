@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.errors import InputError
+from sim.metrics import Records
 from sim.plan.objective import GOOD, KEYS, Limit, overload
 from sim.resolve import resolve
 from sim.scenario import Scenario, load
@@ -19,7 +20,7 @@ FIGURES = (  # of the summary, kept of every run
     "prefix_cache_hit_rate", "prefix_cache_ceiling", "saturation", "queueing_share", "completion_ratio",
     "busy_time", "mean_num_requests_running", "max_num_requests_running", "mean_kv_cache_usage_perc",
     "max_kv_cache_usage_perc", "num_preemptions", "num_evictions", "prefix_cache_queries",
-    "prefix_cache_hits", "token_fates", "total_input_tokens", "mean_e2el_ms",
+    "prefix_cache_hits", "token_fates", "total_input_tokens", "num_gpu_blocks", "block_size",
 )  # fmt: skip
 NOTES = ("assumed", "warnings")
 
@@ -96,14 +97,20 @@ class Bench(NamedTuple):
         tasks = [Task(self.scenario(point, seed), self.limits) for point in new for seed in self.seeds]
         for task in tasks:
             resolve(task.scenario)
-        runs = {number: run if run is not None else _died(tasks[number])
-                for number, run in self.everywhere(work, tasks)}  # fmt: skip
+        runs = dict(self._run(tasks))
         for i, point in enumerate(new):
             first = i * len(self.seeds)
             evaluation = Evaluation(point, tuple(runs[first + j] for j in range(len(self.seeds))))
             self.known[point] = evaluation
             self.told(evaluation)
         return [self.known[point] for point in points]
+
+    def _run(self, tasks: list[Task]) -> Iterator[tuple[int, Run]]:
+        """Yield each task's run by its number; the very first run is alone, so that it alone compiles."""
+        alone = 0 if self.known else 1
+        for first, some in ((0, tasks[:alone]), (alone, tasks[alone:])):
+            for number, run in self.everywhere(work, some):
+                yield first + number, run if run is not None else _died(some[number])
 
 
 def work(task: Task) -> Run:
@@ -124,6 +131,7 @@ def work(task: Task) -> Run:
     too_long = result.records.column("prompt_len") >= result.resolved.config.max_model_len
     refused = result.records.column("refused") != 0
     figures["refused_by_pool"] = int(np.count_nonzero(refused & ~too_long))
+    figures["mean_stay"] = _mean_stay(result.records, result.summary)
     result.records.discard()
     return judge(scenario.seed, figures, task.limits)
 
@@ -152,6 +160,21 @@ def _good_share(summary: dict[str, Any]) -> float | None:
         return None
     share: float = goodput / throughput * summary["completed"] / (summary["completed"] + summary["failed"])
     return share
+
+
+def _mean_stay(records: Records, summary: dict[str, Any]) -> float:
+    """Seconds that a session is there in the mean, its pauses included; without sessions, a request."""
+    if summary["sessions"] is None:
+        return float(summary["mean_e2el_ms"]) / 1e3
+    session, arrival, finish = (
+        records.column(name) for name in ("session_id", "arrival_time", "finish_time")
+    )
+    ran = (session >= 0) & ~np.isnan(finish)
+    _, number = np.unique(session[ran], return_inverse=True)
+    first, last = np.full(number.max() + 1, np.inf), np.zeros(number.max() + 1)
+    np.minimum.at(first, number, arrival[ran])
+    np.maximum.at(last, number, finish[ran])
+    return float((last - first).mean())
 
 
 def _died(task: Task) -> Run:

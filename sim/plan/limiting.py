@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from sim.plan.evaluate import Evaluation
 from sim.scenario import Scenario
 
-FULL = 0.95  # of the KV pool: a prompt of common length finds no room above it
+FULL = 0.95  # of the KV pool
 BUSY = 0.95  # of the time
+ALONE = 1.5  # requests in a step of an engine, in the mean: hardly any shares it
 LOST = 0.5  # of the tokens that missed: so many had been in the cache
 
 
@@ -38,14 +39,22 @@ def limiting(broken: Evaluation, scenario: Scenario, replicas: int) -> Limiting:
         return Limiting(
             "sequences", f"as many run as max_num_seqs allows ({scenario.engine.max_num_seqs}); {text}"
         )
-    if f["num_preemptions"] or f["max_kv_cache_usage_perc"] >= FULL:
+    if f["num_preemptions"] or f["max_kv_cache_usage_perc"] >= min(FULL, 1.0 - _need(f)):
         return Limiting("kv", f"the KV pool is full; {text}")
     lost = _lost(f)
     if lost >= LOST:
         return Limiting("kv", f"{lost:.0%} of the missed prompt tokens had been evicted; {text}")
     if waits and busy >= BUSY:
         return Limiting("compute", f"requests wait for a GPU that works all the time; {text}")
-    return Limiting("slo", f"nothing is used up: steps with more requests take longer than promised; {text}")
+    if f["mean_num_requests_running"] < ALONE * replicas:
+        return Limiting("slo", f"nothing is used up: a request alone takes longer than promised; {text}")
+    return Limiting("slo", f"nothing is used up: a step for so many takes longer than promised; {text}")
+
+
+def _need(figures: dict[str, Any]) -> float:
+    """The share of the pool that a prompt takes in the mean, less what it hits: with less room it waits."""
+    missed = (figures["total_input_tokens"] - figures["prefix_cache_hits"]) / max(figures["completed"], 1)
+    return float(missed / (figures["num_gpu_blocks"] * figures["block_size"]))
 
 
 def _lost(figures: dict[str, Any]) -> float:

@@ -102,7 +102,8 @@ def write(plan: Plan, bench: Bench, price: float | None, folder: Path) -> None:
 
 def command(bench: Bench, point: Point) -> str:
     """What runs a point, as a shell reads it; the figures are those of the first seed."""
-    sets = [part for override in (*bench.overrides, *point.overrides) for part in ("--set", override)]
+    last = {override.partition("=")[0]: override for override in (*bench.overrides, *point.overrides)}
+    sets = [part for override in last.values() for part in ("--set", override)]
     return shlex.join(["prefixsim", "run", str(bench.path), *sets])
 
 
@@ -167,7 +168,7 @@ def _miss_lines(winner: Winner) -> Iterator[tuple[str, str]]:
     yield "", f"Nearest: {winner.broken.point or 'the scenario'}: {_why(winner.broken)}"
     worst = winner.broken.worst
     if 1.0 < worst.ratio < math.inf:
-        yield "", f"  {worst.ratio - 1.0:.1%} beyond its limit"
+        yield "", f"  {worst.ratio:.3g} times its limit"
     yield "", f"Limited by {winner.limiting.by}: {winner.limiting.text}"
 
 

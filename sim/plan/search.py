@@ -112,9 +112,13 @@ def together(
 def _narrowed(
     low: float, high: float, whole: bool, *, low_keeps: bool
 ) -> Generator[list[float], list[bool], tuple[float, float]]:
-    """Halve a bracket, in ratio, until it is within WIDEST or of neighbours."""
+    """Halve a bracket, in ratio, until it is within WIDEST or of neighbours.
+
+    Where whole numbers are further apart than WIDEST, they are halved in number.
+    """
     while high > low * WIDEST and not (whole and high - low <= 1):
-        middle = _rounded(math.sqrt(low * high), whole)
+        one_by_one = whole and high * (WIDEST - 1.0) <= 1.0
+        middle = _rounded((low + high) / 2 if one_by_one else math.sqrt(low * high), whole)
         if whole:
             middle = min(max(middle, low + 1), high - 1)
         [kept] = yield [middle]

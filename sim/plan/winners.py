@@ -16,6 +16,8 @@ from sim.plan.vary import Range, Varied
 from sim.resolve import resolve
 from sim.scenario import Scenario
 
+COUNT_GPUS = ("cluster.replicas", "engine.tensor_parallel_size")
+
 Choice = tuple[tuple[str, str], ...]  # a value of each list, by path
 
 
@@ -131,8 +133,10 @@ def _fewest(bench: Bench, choice: Choice, ranges: Sequence[Range]) -> _Asking:
         found = yield from _asking(smallest(one.low, one.high), at)
         best, beside, told = yield from _neighbours(found, at)
         broken, notes = beside or broken, notes + told
-        if found.best is None or best is None:
+        if found.best is None:
             return _Answer(None, broken, notes)
+        if found.best == one.low and one.low > 1:
+            notes = [*notes, f"{one.path}={one.low}, the lowest asked for, keeps it: less may do"]
         fixed.append((one.path, int(found.best)))
     return _Answer(best, broken, notes)
 
@@ -172,8 +176,13 @@ def _winner(bench: Bench, chosen: tuple[Choice, Scenario], answer: _Answer) -> W
     best, broken, notes = answer
     if best is not None:
         scenario = bench.scenario(best.point)
-        if (short := too_short(best, bench.limits)) is not None:
-            notes = [*notes, short]
+        short = too_short(best, bench.limits)
+        notes = [*notes, *([short] if short is not None else ())]
+        if len(best.runs) > 1 and all(run.figures == best.runs[0].figures for run in best.runs):
+            notes = [
+                *notes,
+                "every seed gives the same run, as this workload draws nothing; --seeds 1 would do",
+            ]
     else:
         mine = [one for one in bench.known.values() if one.point.values[: len(choice)] == choice]
         broken = min(mine, key=_miss)
@@ -202,7 +211,8 @@ def _rank(bench: Bench, winner: Winner, ranges: Sequence[Range]) -> tuple[float,
 
 
 def _sought(varied: Varied, pace: Pace | None) -> str:
+    by_gpus = any(one.path in COUNT_GPUS for one in varied.lists)
     if pace is not None:
-        per = " a GPU" if any(one.path.endswith("tensor_parallel_size") for one in varied.lists) else ""
-        return f"the highest {pace.name} ({pace.unit}){per}"
-    return "the fewest GPUs, then the smallest " + ", then ".join(one.path for one in varied.ranges)
+        return f"the highest {pace.name} ({pace.unit})" + (" for each GPU" if by_gpus else "")
+    smallest_of = "the smallest " + ", then ".join(one.path for one in varied.ranges)
+    return f"the fewest GPUs, then {smallest_of}" if by_gpus else smallest_of
