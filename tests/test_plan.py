@@ -139,6 +139,40 @@ def test_two_ranges_are_made_smallest_one_after_the_other(scenario: str) -> None
     ]  # fmt: skip
 
 
+def test_the_fewest_replicas_come_first_then_the_smallest_pool(scenario: str) -> None:
+    load_of = ("--set", "workload.request_rate=400", "--set", "workload.num_requests=2000")
+    ranges = ("--vary", "engine.num_gpu_blocks=20..400", "--vary", "cluster.replicas=1..16")
+    printed = found(scenario, *PROMISE, *load_of, *ranges, "--price", "2")
+    values = printed["best"]["values"]
+    assert list(values) == ["cluster.replicas", "engine.num_gpu_blocks"]
+    replicas, blocks = values["cluster.replicas"], values["engine.num_gpu_blocks"]
+
+    def worst(replicas: int, blocks: int) -> float:
+        at = (*load_of[1::2], f"cluster.replicas={replicas}", f"engine.num_gpu_blocks={blocks}")
+        return max(p95_ttft(scenario, *at, f"seed={seed}") for seed in (5, 6))
+
+    assert worst(replicas, blocks) <= 150.0 < worst(replicas - 1, 400)
+    smaller = printed["best"]["breaks_at"]["values"]["engine.num_gpu_blocks"]
+    assert worst(replicas, smaller) > 150.0
+    assert printed["best"]["gpus"] == replicas > 1
+    tokens = [run["output_throughput"] for run in printed["best"]["runs"]]
+    assert printed["best"]["cost_per_million_tokens"]["output"] == pytest.approx(
+        2 * replicas / 3600 / (sum(tokens) / 2) * 1e6
+    )
+
+
+def test_the_best_of_several_sizes_has_the_highest_rate_a_gpu(scenario: str) -> None:
+    printed = found(scenario, *PROMISE, "--vary", "cluster.replicas=1,2,3")
+    rates = {
+        int(winner["choice"]["cluster.replicas"]): winner["values"]["request_rate"]
+        for winner in printed["winners"]
+    }
+    assert set(rates) == {1, 2, 3} and printed["sought"].endswith("for each GPU")
+    assert rates[1] < rates[2] < rates[3]
+    each = [rate / replicas for replicas, rate in rates.items()]
+    assert each == sorted(each, reverse=True)
+
+
 def test_a_promise_that_the_top_of_a_range_breaks_is_found_below_it(scenario: str) -> None:
     # The more requests run at once, the longer each step: 64 keep the limit on TTFT and not that on TPOT.
     promise = (*PROMISE, "--slo", "tpot_p95=11ms", "--set", "workload.request_rate=110")

@@ -114,7 +114,7 @@ def test_a_point_keeps_it_if_each_seed_does() -> None:
     ],
 )
 def test_what_limits_is_what_is_used_up(changed: Any, by: str, words: str) -> None:
-    found = limiting(evaluation("ttft_p95=1s", **changed), SCENARIO, 1)
+    found = limiting(evaluation("ttft_p95=1s", **changed), SCENARIO)
     assert (found.by, words in found.text) == (by, True), found
 
 

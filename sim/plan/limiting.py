@@ -20,13 +20,17 @@ class Limiting(NamedTuple):
     text: str
 
 
-def limiting(broken: Evaluation, scenario: Scenario, replicas: int) -> Limiting:
-    """Judge the worst run of the first point that breaks the promise; `scenario` is that point's."""
+def limiting(broken: Evaluation, scenario: Scenario) -> Limiting:
+    """Judge the worst run of the first point that breaks the promise; `scenario` is that point's.
+
+    Of several replicas, the peaks are those of the fullest.
+    """
     run = broken.worst
     if run.error:
         return Limiting("kv", run.error)
     f = run.figures
-    busy = min(f["busy_time"] / (f["duration"] * replicas), 1.0) if f["duration"] else 0.0
+    span = f["duration"] * scenario.cluster.replicas
+    busy = min(f["busy_time"] / span, 1.0) if span else 0.0
     waits = f["saturation"] != "STABLE"
     text = (
         f"busy {busy:.0%} of the time, KV usage up to {f['max_kv_cache_usage_perc']:.0%}, "
@@ -35,7 +39,7 @@ def limiting(broken: Evaluation, scenario: Scenario, replicas: int) -> Limiting:
     )
     if f["refused_by_pool"]:
         return Limiting("kv", f"{run.broken}; {text}")
-    if f["max_num_requests_running"] >= scenario.engine.max_num_seqs * replicas:
+    if f["max_num_requests_running"] >= scenario.engine.max_num_seqs:
         return Limiting(
             "sequences", f"as many run as max_num_seqs allows ({scenario.engine.max_num_seqs}); {text}"
         )
@@ -46,7 +50,7 @@ def limiting(broken: Evaluation, scenario: Scenario, replicas: int) -> Limiting:
         return Limiting("kv", f"{lost:.0%} of the missed prompt tokens had been evicted; {text}")
     if waits and busy >= BUSY:
         return Limiting("compute", f"requests wait for a GPU that works all the time; {text}")
-    if f["mean_num_requests_running"] < ALONE * replicas:
+    if f["mean_num_requests_running"] < ALONE:
         return Limiting("slo", f"nothing is used up: a request alone takes longer than promised; {text}")
     return Limiting("slo", f"nothing is used up: a step for so many takes longer than promised; {text}")
 

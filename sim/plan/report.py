@@ -14,7 +14,7 @@ from sim.compare import folder_names
 from sim.plan.cost import cost
 from sim.plan.evaluate import Bench, Evaluation, Point, Run, shown
 from sim.plan.objective import GOOD, KEYS
-from sim.plan.winners import Plan, Winner, num_replicas
+from sim.plan.winners import Plan, Winner
 from sim.report import to_json
 from sim.scenario import to_yaml
 
@@ -149,10 +149,8 @@ def _best_lines(winner: Winner, bench: Bench, price: float | None) -> Iterator[t
     yield "", f"{'Load:':<42}{', '.join(loads)}"
     yield "", f"{'Request throughput (req/s):':<42}{best.mean('request_throughput'):.4g}"
     yield "", f"{'Hit rate / ceiling (%):':<42}{_percent(best)}"
-    yield (
-        "",
-        f"{'GPUs:':<42}{winner.gpus} ({num_replicas(scenario)} x tp {scenario.engine.tensor_parallel_size})",
-    )
+    replicas, tp = scenario.cluster.replicas, scenario.engine.tensor_parallel_size
+    yield "", f"{'GPUs:':<42}{winner.gpus} ({replicas} x tp {tp})"
     if price is not None:
         found = cost(best, price, winner.gpus)
         yield "", f"{'Cost of a million output / all tokens:':<42}{found.output:.4g} / {found.total:.4g}"

@@ -73,15 +73,9 @@ def make_plan(bench: Bench, varied: Varied) -> Plan:
     return Plan(scenario, _sought(varied, pace), winners, evaluations)
 
 
-def num_replicas(scenario: Scenario) -> int:
-    """The engines that serve the scenario."""
-    cluster = getattr(scenario, "cluster", None)
-    return cluster.replicas if cluster is not None else 1
-
-
 def num_gpus(scenario: Scenario) -> int:
     """The GPUs that all replicas take together."""
-    return num_replicas(scenario) * scenario.engine.tensor_parallel_size
+    return scenario.cluster.replicas * scenario.engine.tensor_parallel_size
 
 
 def _checked(bench: Bench, choice: Choice, ranges: Sequence[Range]) -> Scenario:
@@ -176,18 +170,17 @@ def _winner(bench: Bench, chosen: tuple[Choice, Scenario], answer: _Answer) -> W
     best, broken, notes = answer
     if best is not None:
         scenario = bench.scenario(best.point)
-        short = too_short(best, bench.limits)
-        notes = [*notes, *([short] if short is not None else ())]
         if len(best.runs) > 1 and all(run.figures == best.runs[0].figures for run in best.runs):
-            notes = [
-                *notes,
-                "every seed gives the same run, as this workload draws nothing; --seeds 1 would do",
-            ]
+            notes = [*notes, "every seed gives the same run: this workload draws nothing, --seeds 1 would do"]
     else:
         mine = [one for one in bench.known.values() if one.point.values[: len(choice)] == choice]
         broken = min(mine, key=_miss)
+    # A verdict alone, with all limits kept, is as short-sighted as the run is short.
+    judged = [one for one in (best, broken) if one is not None and one.worst.ratio <= 1.0]
+    shorts = [short for one in judged if (short := too_short(one, bench.limits)) is not None]
+    notes = [*notes, *shorts[:1]]
     beside = bench.scenario(broken.point) if broken is not None else scenario
-    limited = limiting(broken, beside, num_replicas(beside)) if broken is not None else None
+    limited = limiting(broken, beside) if broken is not None else None
     return Winner(choice, best, broken, limited, num_gpus(scenario), notes)
 
 
