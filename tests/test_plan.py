@@ -217,6 +217,24 @@ def test_good_is_the_share_within_the_scenarios_limits(scenario: str) -> None:
         assert row["kept"] == ("yes" if kept else "no")
 
 
+def test_a_limit_on_what_no_request_has_is_told(scenario: str) -> None:
+    one_token = ("--slo", "tpot_p95=1ms", "--set", "workload.output_len=1", "--seeds", "1")
+    result = plan(scenario, *PROMISE, *one_token)
+    assert result.exit_code == 0 and "warning: tpot_p95: no request has one" in result.stdout
+
+
+def test_a_trace_is_planned_by_its_speed_and_draws_nothing(scenario: str) -> None:
+    one = '{"timestamp": %d, "input_length": 512, "output_length": 5, "hash_ids": [%d]}\n'
+    Path("t.jsonl").write_text("".join(one % (100 * i, i % 7) for i in range(400)))
+    engine = SCENARIO[: SCENARIO.index("workload:")]
+    Path("t.yaml").write_text(engine + "workload: {kind: trace, path: t.jsonl}\n")
+    printed = found("t.yaml", *PROMISE, "--out", "out")
+    assert printed["sought"] == "the highest speed (x its own pace)"
+    assert printed["best"]["values"]["speed"] > 1.0
+    assert any("every seed gives the same run" in text for text in printed["warnings"])
+    assert p95_ttft("out/winner.yaml") == printed["best"]["runs"][0]["p95_ttft_ms"]
+
+
 def test_the_table_says_the_rule_the_cost_and_the_command(scenario: str) -> None:
     result = plan(scenario, *PROMISE, "--price", "2.5")
     assert result.exit_code == 0

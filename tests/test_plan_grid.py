@@ -47,7 +47,7 @@ def check(name: str, plan: Plan, grid: Bench, answers: dict[str, tuple[float, fl
     """Compare each (plan's, grid's) answer, and the runs."""
     runs, all_runs = len(plan.evaluations) * len(SEEDS), len(grid.known) * len(SEEDS)
     for what, (mine, theirs) in answers.items():
-        print(f"\n{name}{what}: plan {mine:.4g}, grid {theirs:.4g}, {mine / theirs - 1:+.2%}")
+        print(f"\n{name} {what}: plan {mine:.4g}, grid {theirs:.4g}, {mine / theirs - 1:+.2%}")
         assert abs(mine / theirs - 1.0) <= 0.02
     print(f"{name}: {runs} runs, grid {all_runs}")
     assert runs <= all_runs / 10
@@ -85,5 +85,5 @@ def test_the_best_block_size_for_documents() -> None:
         for winner in plan.winners
         if winner.best is not None
     }
-    check("block size ", plan, grid, {size: (found[size], best_of[size]) for size in sizes})
+    check("highest rate, block size", plan, grid, {size: (found[size], best_of[size]) for size in sizes})
     assert next(iter(found)) == max(best_of, key=lambda size: best_of[size])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -53,6 +52,8 @@ def plan(
 ) -> None:
     """Search for what keeps a promise on latency: by bisection, with several seeds at each point."""
     with one_line_errors():
+        from joblib import cpu_count
+
         from sim.plan.cost import check_price
         from sim.plan.evaluate import Bench
         from sim.plan.objective import parse_limits
@@ -71,7 +72,7 @@ def plan(
             tuple(overrides or ()),
             limits,
             tuple(range(first, first + seeds)),
-            functools.partial(on_processes, jobs=jobs or len(os.sched_getaffinity(0))),
+            functools.partial(on_processes, jobs=jobs or cpu_count()),
             {},
             lambda one: say(told(one)),
         )

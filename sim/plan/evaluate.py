@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +22,6 @@ FIGURES = (  # of the summary, kept of every run
     "prefix_cache_hits", "token_fates", "total_input_tokens", "num_gpu_blocks", "block_size",
 )  # fmt: skip
 NOTES = ("assumed", "warnings")
-
-_ALONE = threading.Lock()  # a run takes the process's warnings; it would not share the interpreter anyway
 
 
 class Point(NamedTuple):
@@ -68,6 +65,8 @@ class Evaluation(NamedTuple):
 
 
 class Task(NamedTuple):
+    """One run to make, and what to hold it against."""
+
     scenario: Scenario
     limits: tuple[Limit, ...]
 
@@ -119,8 +118,7 @@ def work(task: Task) -> Run:
 
     scenario = task.scenario
     try:
-        with _ALONE:
-            result = run(scenario)
+        result = run(scenario)
     except InputError as error:
         return _without_figures(scenario, str(error))
     figures = {name: result.summary[name] for name in (*FIGURES, *NOTES)}

@@ -170,6 +170,7 @@ def _winner(bench: Bench, chosen: tuple[Choice, Scenario], answer: _Answer) -> W
     best, broken, notes = answer
     if best is not None:
         scenario = bench.scenario(best.point)
+        notes = [*notes, *_without_meaning(bench, best)]
         if len(best.runs) > 1 and all(run.figures == best.runs[0].figures for run in best.runs):
             notes = [*notes, "every seed gives the same run: this workload draws nothing, --seeds 1 would do"]
     else:
@@ -182,6 +183,15 @@ def _winner(bench: Bench, chosen: tuple[Choice, Scenario], answer: _Answer) -> W
     beside = bench.scenario(broken.point) if broken is not None else scenario
     limited = limiting(broken, beside) if broken is not None else None
     return Winner(choice, best, broken, limited, num_gpus(scenario), notes)
+
+
+def _without_meaning(bench: Bench, best: Evaluation) -> list[str]:
+    """What to say of limits on a figure that no request has: a TPOT, where all outputs are one token."""
+    return [
+        f"{limit.name}: no request has one, so nothing can break it; outputs of one token have no TPOT"
+        for limit in bench.limits
+        if all(limit.figure(run.figures) is None for run in best.runs)
+    ]
 
 
 def _miss(one: Evaluation) -> tuple[bool, bool, float]:
