@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import glob
 import json
 import os
@@ -30,6 +31,7 @@ RESULT_FILES = frozenset(
 )
 MRC_FILES = frozenset({"mrc.json", "mrc.csv", "mrc.png", "timed.csv", "scenario.yaml"})
 COMPARE_FILES = frozenset({"compare.csv", "compare.png"})  # and a folder of RESULT_FILES for each value
+PLAN_FILES = frozenset({"plan.csv", "plan.json"})  # and winner*.yaml
 
 HEADINGS = {
     "ttft": "Time to First Token",
@@ -351,6 +353,8 @@ def _refuse_foreign(out: Path) -> None:
         allowed = MRC_FILES
     if "compare.csv" in names:
         allowed = COMPARE_FILES | {name for name in names if _is_result_folder(out / name)}
+    elif "plan.csv" in names:
+        allowed = PLAN_FILES | {name for name in names if fnmatch.fnmatchcase(name, "winner*.yaml")}
     foreign = [name for name in names if name not in allowed]
     if foreign:
         raise InputError(f"--out {out}: holds {foreign[0]}, which no run wrote; give a new or empty folder")

@@ -1,0 +1,1 @@
+"""Capacity planning: the highest rate, the fewest replicas, the smallest pool that keep a promise."""
