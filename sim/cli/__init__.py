@@ -4,7 +4,7 @@ Exit status: 0 good, 1 something was found, 2 bad input, 130 interrupted.
 """
 
 try:
-    from sim.cli import bench, calibrate, explain, measure, run, schema, trace, verify  # noqa: F401  they register themselves
+    from sim.cli import bench, calibrate, explain, measure, run, schema, sweep, trace, verify  # noqa: F401  they register themselves
     from sim.cli.app import app, main
 except KeyboardInterrupt:
     import os

@@ -97,3 +97,21 @@ def progress_bar(scenario: Scenario) -> Iterator[Callable[[int, float], None] | 
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(scenario.name, total=scenario.workload.expected_requests, seconds=0.0)
         yield lambda done, seconds: bar.update(task, completed=done, seconds=seconds)
+
+
+@contextlib.contextmanager
+def counting_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr with how many of all are done and the time left; none where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit),
+        TimeRemainingColumn(), TextColumn("left"),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
