@@ -26,6 +26,7 @@ from sim.sweep.table import PointBands, Results, by_point, label_of_metric, scal
 CURVES, HEATMAP = "curves.png", "heatmap.png"
 MOST_CURVES = 8
 MOST_PANELS = 4
+DECADES = 100.0  # largest over smallest, from which on a scale is logarithmic
 TICKS = 12  # labels along an axis; more would touch
 COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#000000", "#56B4E9", "#D55E00", "#F0E442")
 MARKERS = "osD^v<>P"
@@ -107,7 +108,7 @@ def _curves(figure: Figure, results: Results, shape: Shape, panels: list[str]) -
             )
     for panel, metric in zip(axes, panels, strict=True):
         panel.set_title(label_of_metric(metric))
-        panel.set_ylim(bottom=0.0)
+        _upright(panel, [scale_of(metric) * point.bands[metric].mean for point in by_point(results)])
         if metric == panels[0] and shape.curves:
             panel.legend(title=" and ".join(results.axes[i].name for i in shape.curves), fontsize=8)
     _ticks(axes[-1], bottom, across)
@@ -128,14 +129,13 @@ def curve(
     """Draw a metric's means, its band, and hollow marks where the engine did not keep up."""
     bands = [point.bands[metric] for point in points]
     mean, low, high, _ = scale_of(metric) * np.array(bands).T
-    panel.plot(x, mean, color=colour, lw=1.6 if joined else 0.0, label=name or None)
+    panel.plot(x, mean, marker, ls="-" if joined else "", color=colour, lw=1.6, ms=4, label=name or None)
     if joined:
         panel.fill_between(x, low, high, color=colour, alpha=0.25, lw=0)
     else:
         panel.errorbar(x, mean, [mean - low, high - mean], fmt="none", ecolor=colour, capsize=4)
-    kept_up = np.array([point.saturation == "STABLE" for point in points])
-    panel.plot(x[kept_up], mean[kept_up], marker, color=colour, ms=4)
-    panel.plot(x[~kept_up], mean[~kept_up], marker, color=colour, ms=5, mfc="white")
+    behind = np.array([point.saturation != "STABLE" for point in points])
+    panel.plot(x[behind], mean[behind], marker, color=colour, ms=5, mfc="white")
 
 
 def _maps(figure: Figure, results: Results, shape: Shape, panels: list[str]) -> None:
@@ -153,12 +153,15 @@ def _maps(figure: Figure, results: Results, shape: Shape, panels: list[str]) -> 
         for point in points:
             place = places(point.number)
             values[place[shape.side], place[shape.bottom]] = scale_of(metric) * point.bands[metric].mean
-        image = panel.imshow(values, aspect="auto", origin="lower", cmap="cividis")
+        wide = np.nanmin(values) > 0 and np.nanmax(values) / np.nanmin(values) > DECADES
+        norm = "log" if wide else "linear"
+        image = panel.imshow(values, aspect="auto", origin="lower", cmap="cividis", norm=norm)
         figure.colorbar(image, ax=panel)
         for point in points:
             if point.saturation not in ("STABLE", ""):
                 place = places(point.number)
-                panel.plot(place[shape.bottom], place[shape.side], "x", color="white", ms=5, mew=1.4)
+                for colour, width in (("black", 3.0), ("white", 1.4)):  # seen on light and dark
+                    panel.plot(place[shape.bottom], place[shape.side], "x", color=colour, ms=5, mew=width)
         panel.grid(False)
         panel.set(title=label_of_metric(metric), xlabel=bottom.name, ylabel=side.name)
         for axis, steps in ((panel.xaxis, bottom.steps), (panel.yaxis, side.steps)):
@@ -178,7 +181,7 @@ def _ticks(panel: Axes, axis: Axis, across: Sequence[float]) -> None:
     """Label the bottom; on a logarithmic axis where the values are spread like that."""
     panel.set_xlabel(axis.name)
     every = math.ceil(len(across) / TICKS)
-    if axis.numbers and min(across) > 0 and max(across) / min(across) >= 20:
+    if axis.numbers and _grows(sorted(across)):
         panel.set_xscale("log")
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_minor_formatter(NullFormatter())
@@ -188,10 +191,26 @@ def _ticks(panel: Axes, axis: Axis, across: Sequence[float]) -> None:
     panel.set_xticks(list(across[::every]), [step[0].label for step in axis.steps[::every]])
 
 
+def _grows(values: Sequence[float]) -> bool:
+    """Whether the gaps between values grow with them, as between powers."""
+    return values[0] > 0 and values[-1] - values[-2] > 5 * (values[1] - values[0])
+
+
+def _upright(panel: Axes, means: Sequence[float]) -> None:
+    """From zero, but where that would flatten what differs; logarithmic where it spans decades."""
+    low, high = np.nanmin(means), np.nanmax(means)
+    if low > 0 and high / low > DECADES:
+        panel.set_yscale("log")
+    elif low < high / 2:
+        panel.set_ylim(bottom=0.0)
+    if panel.get_ylim()[1] >= 1e4:
+        panel.yaxis.set_major_formatter("{x:,.0f}")
+
+
 def _head(figure: Figure, results: Results) -> None:
     seeds = len({run.seed for run in results.runs})
     over = f"mean and 95 % band over {seeds} seeds" if seeds > 1 else "one seed"
     words = [f"{results.name}: {over}"]
     if any(run.figures.get("saturation", "STABLE") != "STABLE" for run in results.runs):
-        words.append("hollow or crossed: the engine did not keep up, TTFT grows with the run")
-    figure.suptitle("; ".join(words), x=0.01, ha="left", fontsize=9)
+        words.append("hollow or crossed: the engine did not keep up, and TTFT grows with the run")
+    figure.suptitle("\n".join(words), x=0.01, ha="left", fontsize=9)

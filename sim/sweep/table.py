@@ -16,6 +16,7 @@ from sim.sweep.work import ALWAYS
 
 SHOWN = 60  # points on the console
 SHARES = ("prefix_cache_hit_rate", "prefix_cache_ceiling")  # printed and drawn in %
+LABELS = {**FIGURES, "prefix_cache_ceiling": "Ceiling (%)"}
 WORST_FIRST = ("OVERLOADED", "BACKLOGGED", "STABLE")
 
 
@@ -114,10 +115,12 @@ def to_object(results: Results) -> dict[str, Any]:
 def lines(results: Results) -> Iterator[tuple[str, str]]:
     """The console table as (style, text) lines: a line a point, mean ± half the 95 % band."""
     points = by_point(results)
-    heads = [*_short(results.paths), *(label_of_metric(name) for name in results.metrics), "Load"]
+    names = [axis.name for axis in results.axes]
+    places = [results.paths.index(name) for name in names]
+    heads = [*_short(names), *(label_of_metric(name) for name in results.metrics), "Load"]
     rows = [
         [
-            *point.labels,
+            *(point.labels[place] for place in places),
             *(_cell(name, one) for name, one in point.bands.items()),
             point.saturation or "failed",
         ]
@@ -139,7 +142,10 @@ def lines(results: Results) -> Iterator[tuple[str, str]]:
 
 def label_of_metric(name: str) -> str:
     """How a metric is called beside its numbers, with its unit."""
-    return {**FIGURES, "prefix_cache_ceiling": "Ceiling (%)"}.get(name, name)
+    if name in LABELS:
+        return LABELS[name]
+    words = name.replace("token_fates.", "prompt tokens: ").replace("_ms", " (ms)").replace("_itl", " ITL")
+    return (words[0].upper() + words[1:]).replace("_", " ")
 
 
 def scale_of(name: str) -> float:
