@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from sim.scenario import Section
 
@@ -24,7 +23,9 @@ class Range(Section):
     def _steps_lead_there(self) -> Range:
         first, last, step = self.range
         if step == 0 or (last - first) / step < 0:
-            raise ValueError(f"no step of {step:g} leads from {first:g} to {last:g}; turn its sign")
+            raise ValueError(
+                f"no step of {step:g} leads from {first:g} to {last:g}; give [first, last, step]"
+            )
         return self
 
     @property
@@ -64,6 +65,19 @@ class LogRange(Section):
         return [_tidy(value, 6) for value in found]
 
 
+def _form(written: Any) -> str:
+    """Which form is meant, so that what is wrong with it is told, and not what it would be as another."""
+    if isinstance(written, LogRange) or (isinstance(written, dict) and "log_range" in written):
+        return "LogRange"
+    return "Range" if isinstance(written, dict | Range) else "List"
+
+
+Values = Annotated[
+    Annotated[list[Any], Tag("List")] | Annotated[Range, Tag("Range")] | Annotated[LogRange, Tag("LogRange")],
+    Discriminator(_form),
+]  # of an axis, as its file says them
+
+
 class Value(NamedTuple):
     """What an axis sets at one of its points, how tables and figures call it, and where it is written."""
 
@@ -91,8 +105,8 @@ class Axis(NamedTuple):
         return [one.value for one in first] if plain else None
 
 
-def values_of(written: Sequence[Any] | Range | LogRange) -> list[Value]:
-    """The values of an axis as its file says them. Raises ValueError where two are called the same."""
+def values_of(written: Values) -> list[Value]:
+    """The values of an axis. Raises ValueError where two are called the same."""
     found = written.numbers() if isinstance(written, Range | LogRange) else written
     values = [_labelled(one) for one in found]
     seen: set[str] = set()

@@ -9,6 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
+IDLE = 20  # seconds until a process without work ends, as all do whose sweep was killed
 AHEAD = 2  # tasks sent out for each process, so that none waits for its next
 
 
@@ -37,7 +38,13 @@ def on_processes(
 def _parallel(function: Callable[[T], R], items: list[tuple[int, T]], jobs: int) -> Iterator[tuple[int, R]]:
     from joblib import Parallel, delayed
 
-    workers = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1, pre_dispatch=AHEAD * jobs)
+    workers = Parallel(
+        n_jobs=jobs,
+        return_as="generator_unordered",
+        batch_size=1,
+        pre_dispatch=AHEAD * jobs,
+        idle_worker_timeout=IDLE,
+    )
     yield from workers(delayed(_numbered)(function, i, item) for i, item in items)
 
 

@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from sim.errors import InputError, Location, describe
 from sim.scenario import Count, Draft, Section, anchor, override, put, read, read_text
-from sim.sweep.axes import Axis, LogRange, Range, Value, label_of, values_of
+from sim.sweep.axes import Axis, Value, Values, label_of, values_of
 from sim.yaml_lines import Lines, dump, parse
 
 Name = Annotated[str, StringConstraints(pattern=r"^\w[\w .+=-]*$", max_length=100)]  # also of a folder
@@ -27,7 +27,7 @@ class Sweep(Section):
 
     name: Name
     base: str | dict[str, Any]  # a scenario's file, beside the sweep's or from here; or a scenario
-    axes: dict[str, list[Any] | Range | LogRange]  # by path, as in engine.block_size
+    axes: dict[str, Values]  # by path, as in engine.block_size
     zip: list[Annotated[list[str], Field(min_length=2)]] = []  # paths that change together
     seeds: Count | Annotated[list[Seed], Field(min_length=1)] = 5  # a number: from the base's seed on
     metrics: Annotated[list[str], Field(min_length=1)] = METRICS  # of the summary
@@ -98,7 +98,9 @@ def _base(sweep: Sweep, path: Path, lines: Lines, where: Where) -> Draft:
         beside = path.parent / sweep.base
         return read(beside if beside.is_file() else sweep.base)
     own = {location[1:]: line for location, line in lines.items() if location[0] == "base" and location[1:]}
-    return Draft({"name": sweep.name, **deepcopy(sweep.base)}, own, where(("base",)), path.parent)
+    data = deepcopy(sweep.base)
+    data.setdefault("name", sweep.name)
+    return Draft(data, own, where(("base",)), path.parent)
 
 
 def _seeds(sweep: Sweep, base: Draft, where: Where) -> list[int]:
