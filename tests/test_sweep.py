@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from sim.errors import InputError
 from sim.scenario import load
 from sim.sweep.axes import Axis, LogRange, Range, Value, label_of, values_of
-from sim.sweep.bands import band
+from sim.sweep.bands import band, student_t
 from sim.sweep.figures import Shape, curve, figure_of, shape_of
 from sim.sweep.grid import Point, points
 from sim.sweep.key import run_key
@@ -255,6 +255,12 @@ def test_labels_read_as_yaml() -> None:
     assert [label_of(value) for value in values] == [
         "true", "null", "3", "0.1", "1e+06", "0.3333333333333333", "auto", "{a: [1, false]}",
     ]  # fmt: skip
+
+
+def test_students_t_is_scipys() -> None:
+    special = pytest.importorskip("scipy.special", reason="needs the extra [calibrate]")
+    for degrees in [*range(1, 40), 99, 100, 999, 1000]:
+        assert student_t(degrees) == pytest.approx(special.stdtrit(degrees, 0.975), rel=1e-9), degrees
 
 
 # Student's t at 97.5 %, from tables: 2 degrees of freedom 4.303, 4 2.776

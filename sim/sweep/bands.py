@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
-
-from scipy.special import stdtrit
 
 LEVEL = 0.95
 
@@ -30,5 +29,29 @@ def band(values: Iterable[float | int | None]) -> Band:
     mean = statistics.fmean(known)
     if n == 1:
         return Band(mean, math.nan, math.nan, 1)
-    half = float(stdtrit(n - 1, 0.5 + LEVEL / 2)) * statistics.stdev(known) / math.sqrt(n)
+    half = student_t(n - 1) * statistics.stdev(known) / math.sqrt(n)
     return Band(mean, mean - half, mean + half, n)
+
+
+@functools.cache
+def student_t(degrees: int) -> float:
+    """The t that Student's variable with so many degrees of freedom stays within, at LEVEL.
+
+    By bisection of the angle atan(t / sqrt(degrees)). Importing SciPy for it would take longer than
+    many a run.
+    """
+    low, high = 0.0, math.pi / 2
+    while (angle := (low + high) / 2) not in (low, high):
+        low, high = (low, angle) if _within(angle, degrees) > LEVEL else (angle, high)
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def _within(angle: float, degrees: int) -> float:
+    """The probability of |t| <= sqrt(degrees) * tan(angle): Abramowitz and Stegun 26.7.3-4."""
+    odd = degrees % 2
+    power = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for i in range(2 + odd, degrees + 1, 2):
+        total += power
+        power *= math.cos(angle) ** 2 * (i - 1) / i
+    return (angle + math.sin(angle) * total) * 2 / math.pi if odd else math.sin(angle) * total
