@@ -359,6 +359,9 @@ def test_figures_are_drawn_and_the_same_bytes() -> None:
         assert found is not None and found == figure_of(results)
         assert found[0] == name and found[1].startswith(b"\x89PNG")
     assert figure_of(results_of([size], [[None], [None]])) is None
+    for results in (curves, flat):
+        undefined = [run._replace(figures={"saturation": "STABLE"}) for run in results.runs]
+        assert figure_of(results._replace(runs=undefined)) is not None, "a metric that no run defines"
 
 
 def test_a_curve_shows_means_bands_and_who_did_not_keep_up() -> None:

@@ -96,16 +96,8 @@ def _curves(figure: Figure, results: Results, shape: Shape, panels: list[str]) -
         line.sort(key=lambda one: across[one[0]])
         x = np.array([across[step] for step, _ in line], dtype=np.float64)
         for panel, metric in zip(axes, panels, strict=True):
-            curve(
-                panel,
-                x,
-                [point for _, point in line],
-                metric,
-                colour,
-                marker,
-                name,
-                joined=bool(bottom.numbers),
-            )
+            points, joined = [point for _, point in line], bottom.numbers is not None
+            curve(panel, x, points, metric, colour, marker, name, joined=joined)
     for panel, metric in zip(axes, panels, strict=True):
         panel.set_title(label_of_metric(metric))
         _upright(panel, [scale_of(metric) * point.bands[metric].mean for point in by_point(results)])
@@ -153,8 +145,8 @@ def _maps(figure: Figure, results: Results, shape: Shape, panels: list[str]) -> 
         for point in points:
             place = places(point.number)
             values[place[shape.side], place[shape.bottom]] = scale_of(metric) * point.bands[metric].mean
-        wide = np.nanmin(values) > 0 and np.nanmax(values) / np.nanmin(values) > DECADES
-        norm = "log" if wide else "linear"
+        known = values[~np.isnan(values)]
+        norm = "log" if len(known) and _wide(known) else "linear"
         image = panel.imshow(values, aspect="auto", origin="lower", cmap="cividis", norm=norm)
         figure.colorbar(image, ax=panel)
         for point in points:
@@ -196,11 +188,19 @@ def _grows(values: Sequence[float]) -> bool:
     return values[0] > 0 and values[-1] - values[-2] > 5 * (values[1] - values[0])
 
 
+def _wide(values: Sequence[float]) -> bool:
+    return min(values) > 0 and max(values) / min(values) > DECADES
+
+
 def _upright(panel: Axes, means: Sequence[float]) -> None:
     """From zero, but where that would flatten what differs; logarithmic where it spans decades."""
-    low, high = np.nanmin(means), np.nanmax(means)
-    if low > 0 and high / low > DECADES:
+    known = [mean for mean in means if not math.isnan(mean)]
+    if not known:
+        return
+    low, high = min(known), max(known)
+    if _wide(known):
         panel.set_yscale("log")
+        panel.yaxis.set_major_formatter("{x:g}")
     elif low < high / 2:
         panel.set_ylim(bottom=0.0)
     if panel.get_ylim()[1] >= 1e4:
