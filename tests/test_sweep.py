@@ -55,7 +55,7 @@ def numbers(axes: str, folder: Path) -> list[Any]:
         ("{range: [16, 64, 16]}", [16, 32, 48, 64]),
         ("{range: [16, 63, 16]}", [16, 32, 48]),
         ("{range: [64, 16, -16]}", [64, 48, 32, 16]),
-        ("{range: [0.1, 0.5, 0.1]}", [0.1, 0.2, 0.3, 0.4, 0.5]),
+        ("{range: [0.1, 0.3, 0.1]}", [0.1, 0.2, 0.3]),  # .2 / .1 is a little under 2
         ("{log_range: [1, 512, 10]}", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]),
         ("{log_range: [0.5, 8.0, 5]}", [0.5, 1.0, 2.0, 4.0, 8.0]),
         ("{log_range: [1000, 10, 3]}", [1000, 100, 10]),
@@ -153,6 +153,10 @@ zip: [[workload.prefix_len, workload.output_len]]
 seeds: 2
 """
     plan = plan_of(tmp_path, text, "workload.num_requests=9")
+    before = plan.to_yaml()
+    assert len(list(points(plan))) == plan.num_points and plan.to_yaml() == before, (
+        "points leave it as it was"
+    )
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "s.yaml").write_text(plan.to_yaml())
@@ -245,6 +249,11 @@ def test_a_large_grid_is_refused_unless_asked_for(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="s.yaml:2: axes: 100,005 runs are more than 100,000; .*--yes"):
         plan_of(tmp_path, more)
     assert plan_of(tmp_path, more, large=True).num_points == 20_001
+    zipped = just.replace("range: [1, 20000, 1]", "range: [1, 300, 1]")
+    zipped += (
+        "  workload.num_groups: {range: [1, 300, 1]}\nzip: [[workload.num_requests, workload.num_groups]]\n"
+    )
+    assert plan_of(tmp_path, zipped).num_points == 300, "what goes together counts once"
     huge = f"{HEAD}  workload.num_requests: {{range: [1, 1000000000000, 1]}}\n"  # never laid out
     with pytest.raises(InputError, match="--yes"):
         plan_of(tmp_path, huge)
@@ -345,6 +354,7 @@ def test_numbers_lie_along_the_bottom_and_words_are_curves() -> None:
     assert shape_of([caching, size]) == Shape(1, None, [0])
     assert shape_of([spread, size]) == Shape(1, None, [0]), "numbers with names are words"
     assert shape_of([size, one, rate]) == Shape(0, 2, []), "an axis of one value is no dimension"
+    assert shape_of([size, axis_of("seed_", 5), rate]) == Shape(0, 2, [])
     assert shape_of([caching]) == Shape(0, None, [])
     assert shape_of([size, rate, caching]) is None
     assert shape_of([size, axis_of("gpu", *"abcdefghi")]) is None, "too many curves to tell apart"
