@@ -272,7 +272,9 @@ def test_hashes_are_timed_by_algorithm_and_block_size(
 # Bad input
 
 
-def test_torch_is_asked_for_in_one_line(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_asked_for_in_one_line(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     path = tmp_path / "t.csv"
     assert cli("--device", "cpu", "--model", tiny, "--out", path) == (
@@ -394,7 +396,9 @@ def test_a_killed_run_goes_on_and_has_every_point_once(
     assert {row["num_layers"] for row in found if row["op"] == "step"} == {"2"}
 
 
-def test_what_is_measured_calibrates(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_measured_calibrates(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("scipy")
     torch = pytest.importorskip("torch")
     from sim.measure import device

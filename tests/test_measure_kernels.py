@@ -237,7 +237,9 @@ def test_a_product_is_a_product(cpu: device.Device, monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(out.float(), tokens.float() @ weights.float().T, atol=0.2, rtol=0.02)
 
 
-def test_an_fp8_product_is_asked_of_scaled_mm(cpu: device.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_fp8_product_is_asked_of_scaled_mm(
+    cpu: device.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def scaled_mm(a: Any, b: Any, *, scale_a: Any, scale_b: Any, out_dtype: Any, use_fast_accum: bool) -> Any:
         assert a.dtype == b.dtype == torch.float8_e4m3fn
         assert a.is_contiguous() and b.t().is_contiguous()  # row by column, as the GPU wants it

@@ -165,6 +165,19 @@ seeds: 2
     assert again.to_yaml() == plan.to_yaml()
 
 
+def test_files_are_named_so_that_anybody_finds_them(tmp_path: Path) -> None:
+    """Those of the base lie beside the base; workers and result folders are elsewhere."""
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "bases" / "lengths.csv").write_text("tokens\n5\n")
+    length = "{distribution: empirical, path: lengths.csv, column: tokens}"
+    (tmp_path / "bases" / "base.yaml").write_text(BASE.replace("suffix_len: 40", f"suffix_len: {length}"))
+    plan = plan_of(tmp_path, "base: bases/base.yaml\naxes: {engine.block_size: [16]}\n")
+    (point,) = points(plan)
+    path = str((tmp_path / "bases" / "lengths.csv").resolve())
+    assert point.scenario.workload.suffix_len.path == path  # type: ignore[union-attr]
+    assert plan.base.data["workload"]["suffix_len"]["path"] == path
+
+
 def test_what_a_run_depends_on_is_in_its_key(tmp_path: Path) -> None:
     lengths = tmp_path / "lengths.csv"
     axis = "  workload.suffix_len: [{distribution: empirical, path: lengths.csv, column: tokens}]\n"

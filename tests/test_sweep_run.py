@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,15 @@ import pytest
 from typer.testing import CliRunner
 
 from sim.cli import app
+from sim.errors import InputError
 from sim.scenario import load
 from sim.simulation import run
 from sim.sweep.cluster import connected, on_cluster
+from sim.sweep.execute import run_sweep
 from sim.sweep.journal import Record, journal, read_journal
 from sim.sweep.processes import on_processes
+from sim.sweep.schema import load_sweep
+from sim.sweep.work import Outcome
 
 SWEEP = """\
 name: small
@@ -257,6 +261,17 @@ def test_an_unreachable_cluster_is_told_soon(
         assert time.monotonic() - begin < 20
     one_line(prefixsim("sweep", sweep, "--cluster", "tcp://127.0.0.1:1", "--jobs", "2"), "--jobs")
     assert not out.exists()
+
+
+def test_a_worker_with_other_sources_is_told(sweep: Path, tmp_path: Path) -> None:
+    def elsewhere(function: Any, items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        for i, item in enumerate(items):
+            result = function(item)
+            yield i, result._replace(code="other") if isinstance(result, Outcome) else result
+
+    with pytest.raises(InputError, match="a worker has other sources"):
+        run_sweep(load_sweep(sweep), tmp_path / "out", elsewhere)
+    assert num_lines(tmp_path / "out" / "journal.jsonl") == 0
 
 
 @pytest.mark.parametrize(

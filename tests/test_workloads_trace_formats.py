@@ -147,6 +147,8 @@ def test_a_bad_turn_names_its_line(tmp_path: Path, bad: Any, says: str) -> None:
         batches(write(tmp_path, *DELTA, bad))
 
 
+
+
 def test_what_follows_a_skipped_turn_is_skipped(tmp_path: Path) -> None:
     path = write(tmp_path, DELTA[0], turn("a", 9.0, 200, 9, [3, 4]), *DELTA[2:])
     with pytest.warns(WorkloadWarning, match=r"2 bad lines were skipped; the first: .*line 2: keep is 9"):
@@ -155,7 +157,9 @@ def test_what_follows_a_skipped_turn_is_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk", [2, 3, 100])
-def test_skipping_leaves_the_good_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+def test_skipping_leaves_the_good_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
     monkeypatch.setattr(Workload, "chunk_size", chunk)
     good = [mooncake(timestamp=t, output_length=t + 1) for t in range(9)]
     bad: list[Any] = ["{", mooncake(hash_ids=[1]), mooncake(timestamp=2), mooncake(input_length=0)]
