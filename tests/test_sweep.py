@@ -377,7 +377,8 @@ def test_figures_are_drawn_and_the_same_bytes() -> None:
     size, rate = axis_of("engine.block_size", 16, 32), axis_of("workload.request_rate", 1.5, 2.0)
     curves = results_of([size], [[0.5, 0.6], [0.25, None]])
     flat = results_of([size, rate], [[0.5], [0.6], [0.25], [0.1]], "OVERLOADED")
-    for results, name in ((curves, "curves.png"), (flat, "heatmap.png")):
+    alone = results_of([axis_of("engine.block_size", 16)], [[0.5]])
+    for results, name in ((curves, "curves.png"), (flat, "heatmap.png"), (alone, "curves.png")):
         found = figure_of(results)
         assert found is not None and found == figure_of(results)
         assert found[0] == name and found[1].startswith(b"\x89PNG")

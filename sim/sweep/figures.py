@@ -185,7 +185,7 @@ def _ticks(panel: Axes, axis: Axis, across: Sequence[float]) -> None:
 
 def _grows(values: Sequence[float]) -> bool:
     """Whether the gaps between values grow with them, as between powers."""
-    return values[0] > 0 and values[-1] - values[-2] > 5 * (values[1] - values[0])
+    return len(values) > 2 and values[0] > 0 and values[-1] - values[-2] > 5 * (values[1] - values[0])
 
 
 def _wide(values: Sequence[float]) -> bool:
