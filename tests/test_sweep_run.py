@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 
 from sim.cli import app
 from sim.errors import InputError
-from sim.scenario import load
+from sim.scenario import Scenario, load
 from sim.simulation import run
 from sim.sweep.cluster import connected, on_cluster
+from sim.sweep.content import Replay, _kept, _size, with_content
 from sim.sweep.execute import run_sweep
 from sim.sweep.journal import Record, journal, read_journal
 from sim.sweep.processes import on_processes
@@ -261,6 +262,38 @@ def test_an_unreachable_cluster_is_told_soon(
         assert time.monotonic() - begin < 20
     one_line(prefixsim("sweep", sweep, "--cluster", "tcp://127.0.0.1:1", "--jobs", "2"), "--jobs")
     assert not out.exists()
+
+
+TRACE = "".join(
+    json.dumps(
+        {"timestamp": 400 * i, "input_length": 1100, "output_length": 9, "hash_ids": [0, i % 3, i + 9]}
+    )
+    + "\n"
+    for i in range(50)
+)
+
+
+def traced(folder: Path, block_size: int = 64, seed: int = 0) -> Scenario:
+    (folder / "t.yaml").write_text(
+        "cost: {base_us: 5000, token_us: 50}\nengine: {num_gpu_blocks: 60, max_model_len: 3000}\n"
+        f"workload: {{kind: trace, path: {folder / 'trace.jsonl'}}}\n"
+    )
+    return load(folder / "t.yaml", [f"engine.block_size={block_size}", f"seed={seed}"])
+
+
+def test_a_trace_at_hand_runs_to_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(TRACE)
+    for block_size, seed in ((64, 0), (256, 0), (64, 1), (64, 0)):
+        scenario = traced(tmp_path, block_size, seed)
+        assert run(with_content(scenario)).summary == run(scenario).summary
+        assert isinstance(with_content(scenario).workload, Replay)
+    assert 0.2 < run(scenario).summary["prefix_cache_hit_rate"] < 0.9
+    trace.write_text(TRACE[: TRACE.index("\n", len(TRACE) // 2) + 1])
+    assert run(with_content(scenario)).summary == run(scenario).summary, "a changed file is read again"
+    monkeypatch.setattr("sim.sweep.content.MOST_BYTES", 1000)
+    assert with_content(traced(tmp_path, 128)).workload == scenario.workload, "what is too large is not kept"
+    assert not _kept or sum(map(_size, _kept.values())) <= 1000
 
 
 def test_a_worker_with_other_sources_is_told(sweep: Path, tmp_path: Path) -> None:

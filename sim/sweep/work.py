@@ -36,10 +36,11 @@ class Outcome(NamedTuple):
 def work(job: Job) -> Outcome:
     """Run a job. Whatever goes wrong is told in the outcome; only an interruption is raised."""
     from sim.simulation import run
+    from sim.sweep.content import with_content
 
     try:
         with _ALONE:
-            result = run(job.scenario)
+            result = run(with_content(job.scenario))
             result.records.discard()
     except (InputError, WorkloadError) as error:
         return failed(str(error))
