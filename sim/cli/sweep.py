@@ -47,8 +47,8 @@ def sweep(
 
         plan = load_sweep(file, overrides or (), large=yes)
         folder = out if out is not None else Path("results") / plan.name
-        announce_compilation()
         with _everywhere(jobs, cluster) as everywhere, counting_bar(plan.name, "runs") as progress:
+            announce_compilation()
             try:
                 results = run_sweep(plan, folder, everywhere, resume=resume, progress=progress)
             except KeyboardInterrupt:
