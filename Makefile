@@ -1,4 +1,4 @@
-# make run   installs prefixsim into .venv and simulates the shipped scenario
+# make run   installs prefixsim into .venv and sweeps block sizes: hit rate and TTFT in results/block_size
 # make test  installs the test extra and runs ruff, mypy and pytest
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,7 +6,7 @@ BIN := .venv/bin
 .PHONY: run test clean
 
 run: .venv/.installed
-	$(BIN)/prefixsim run scenarios/shared_prefix.yaml --out results/shared_prefix
+	$(BIN)/prefixsim sweep scenarios/sweeps/block_size.yaml
 
 test: .venv/.installed-test
 	$(BIN)/ruff check .

@@ -197,12 +197,18 @@ def _digest() -> str:
     home = Path(__file__).resolve().parent.parent
     versions = [importlib.metadata.version(package) for package in ("numba", "numpy", "llvmlite")]
     digest.update(repr((str(home), sys.version_info[:2], versions)).encode())
-    for package in _SOURCES:
-        for path in sorted((home / package).rglob("*.py")):
-            source = path.read_bytes()
-            digest.update(f"{path.relative_to(home)} {len(source)}\n".encode())
-            digest.update(source)
+    for name, source in sources("*.py"):
+        digest.update(f"{name} {len(source)}\n".encode())
+        digest.update(source)
     return digest.hexdigest()[:16]
+
+
+def sources(pattern: str) -> Iterator[tuple[str, bytes]]:
+    """Yield names and contents of the files of `sim` and `workloads` that match, in order of their names."""
+    home = Path(__file__).resolve().parent.parent
+    for package in _SOURCES:
+        for path in sorted((home / package).rglob(pattern)):
+            yield str(path.relative_to(home)), path.read_bytes()
 
 
 def _roots() -> Iterator[Path]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import InputError
-from sim.resolve import resolve
 from sim.scenario import Scenario, load
 
 LABEL = 32
@@ -54,6 +53,8 @@ def load_all(path: Path, overrides: Sequence[str], compared: str) -> tuple[str, 
         raise InputError(f"{where}: should read path=value,value, as in engine.block_size=16,64")
     if len(set(values)) < len(values):
         raise InputError(f"{where}: has a value twice; give different ones")
+    from sim.resolve import resolve  # slow to load, with numba; a bad list is told without it
+
     scenarios = {}
     for value in values:
         override = f"{field}={value}"

@@ -85,7 +85,7 @@ def run_figure(result: Result, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def drawn(path: Path, inches: tuple[float, float]) -> Iterator[Figure]:
+def drawn(path: Path | io.BytesIO, inches: tuple[float, float]) -> Iterator[Figure]:
     """A figure to draw on, in the house's style; written as a PNG when the block ends well."""
     with mpl.rc_context(rc=mpl.rcParamsDefault), mpl.rc_context(rc=_STYLE):
         figure = Figure(figsize=inches, layout="constrained")

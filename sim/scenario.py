@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AliasChoices,
@@ -39,6 +39,8 @@ ROOFLINE = "roofline"  # a cost: from the GPU's data sheet
 LOADS = ("workload", "prime", "measure")  # fields that hold a workload
 TABLE = "table"  # a cost: aiconfigurator-core's tables, interpolated
 SHORTEST_VIEW_DELAY = 1e-3  # seconds
+FILE_FIELDS = ("model", "gpu", "cost")  # that may name a file of YAML instead
+YAML = (".yaml", ".yml")
 
 
 class Section(BaseModel):
@@ -194,36 +196,43 @@ def _misfit(data: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
+class Draft(NamedTuple):
+    """A scenario as it is written: of what it says, nothing is checked yet."""
+
+    data: dict[str, Any]
+    lines: Lines  # where each field is written
+    source: str
+    folder: Path  # of the file: relative paths are looked for here too
+
+
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     """Read a scenario and lay `overrides` ("engine.block_size=16", values in YAML) over it.
 
     Raises InputError with one line. A relative `path` anywhere in the workload is looked for in the
     current directory first, then beside the scenario file.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the scenario: {_reason(error)}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: the scenario is not UTF-8 text ({error.reason})") from None
+    draft = read(path)
+    for text in overrides:
+        override(draft, text)
+    return check(draft)
+
+
+def read(path: str | Path) -> Draft:
+    """Read a scenario's file. Raises InputError for one that cannot be read or is not YAML."""
     lines: Lines = {}
-    data = parse(text, str(path), lines)
-    for override in overrides:
-        _override(data, override, lines)
+    data = parse(read_text(path, "the scenario"), str(path), lines)
     data.setdefault("name", Path(path).stem)
+    return Draft(data, lines, str(path), Path(path).parent)
 
-    def where(location: Location) -> str:
-        while location and location not in lines:
-            location = location[:-1]
-        return lines.get(location, str(path))
 
-    if (misfit := _misfit(data)) is not None:
-        raise InputError(f"{where(misfit[:1])}: {': '.join(misfit)}")
-    _find_files(data, Path(path).parent, where)
+def read_text(path: str | Path, what: str) -> str:
+    """The text of a file. Raises InputError, one line, that calls it `what`."""
     try:
-        return Scenario.model_validate(data)
-    except ValidationError as error:
-        raise InputError(describe(error, Scenario, data, where)) from None
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot read {what}: {_reason(error)}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: {what} is not UTF-8 text ({error.reason})") from None
 
 
 def to_yaml(scenario: Scenario) -> str:
@@ -235,19 +244,23 @@ def to_yaml(scenario: Scenario) -> str:
     return dump(data)
 
 
-def _override(data: dict[str, Any], override: str, lines: Lines) -> None:
-    """Set one "path=value" in `data`; later findings under it are blamed on `--set`."""
-    where = f"--set {override}"
-    field, equals, text = override.partition("=")
+def override(draft: Draft, text: str) -> None:
+    """Set one "path=value" in `draft`; later findings under it are blamed on `--set`."""
+    where = f"--set {text}"
+    field, equals, written = text.partition("=")
     keys = tuple(field.strip().split("."))
     if not equals or not all(keys):
         raise InputError(f"{where}: should read path=value, as in engine.block_size=16")
-    wrapped: Lines = {}
     try:
-        value = parse(f"value: {text}", where, wrapped)["value"]
+        value = parse(f"value: {written}", where, {})["value"]
     except InputError as error:
         raise InputError(re.sub(r"^(--set .*):1: ", r"\1: ", str(error))) from None
-    target: Any = data
+    put(draft, keys, value, where)
+
+
+def put(draft: Draft, keys: tuple[str, ...], value: Any, where: str) -> None:
+    """Set a field in `draft`, making the sections it lies in; later findings there are blamed on `where`."""
+    target: Any = draft.data
     for depth, key in enumerate(keys[:-1]):
         if target.get(key) is None:  # absent, or the null of a scenario written out
             target[key] = {}
@@ -256,11 +269,33 @@ def _override(data: dict[str, Any], override: str, lines: Lines) -> None:
             owner = ".".join(keys[: depth + 1])
             raise InputError(f"{where}: {owner} is {target!r}, which has no fields")
     target[keys[-1]] = value
+    lines = draft.lines
     for location in [one for one in lines if one[: len(keys)] == keys]:
         del lines[location]
     for depth in range(1, len(keys)):
         lines.setdefault(keys[:depth], where)  # a section that only the option speaks of
     lines[keys] = where
+
+
+def check(draft: Draft) -> Scenario:
+    """The scenario that `draft` says. Modifies its data: files are named where they were found.
+
+    Raises InputError, one line, for the first thing that is wrong with it.
+    """
+    lines = draft.lines
+
+    def where(location: Location) -> str:
+        while location and location not in lines:
+            location = location[:-1]
+        return lines.get(location, draft.source)
+
+    if (misfit := _misfit(draft.data)) is not None:
+        raise InputError(f"{where(misfit[:1])}: {': '.join(misfit)}")
+    _find_files(draft.data, draft.folder, where)
+    try:
+        return Scenario.model_validate(draft.data)
+    except ValidationError as error:
+        raise InputError(describe(error, Scenario, draft.data, where)) from None
 
 
 def _find_files(data: dict[str, Any], folder: Path, where: Callable[[Location], str]) -> None:
@@ -276,9 +311,35 @@ def _find_files(data: dict[str, Any], folder: Path, where: Callable[[Location], 
                 f"{where(location)}: {field}: no file {name}{looked}; say where it is with --set {field}=…"
             )
         owner["path"] = found
-    for field in ("model", "gpu", "cost"):
-        if isinstance(data.get(field), str) and data[field].endswith((".yaml", ".yml")):
+    for field in FILE_FIELDS:
+        if isinstance(data.get(field), str) and data[field].endswith(YAML):
             data[field] = _found(data[field], folder) or data[field]
+
+
+def anchor(data: dict[str, Any], folder: Path) -> None:
+    """Make the names of files that are there, from here or from `folder`, absolute. Modifies `data`.
+
+    For a scenario that other processes run, or that is written elsewhere.
+    """
+    for owner, field in _naming(data):
+        if (found := _found(owner[field], folder)) is not None:
+            owner[field] = str(Path(found).resolve())
+
+
+def named_files(scenario: Scenario) -> list[Path]:
+    """The files that a scenario reads: of its workload, and its own model, GPU and cost."""
+    found = [Path(owner[field]) for owner, field in _naming(scenario.model_dump(mode="python"))]
+    return [path for path in found if path.is_file()]
+
+
+def _naming(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the mappings that name a file, and the field that does."""
+    for name in LOADS:
+        for _, owner in _with_path(data.get(name), ()):
+            yield owner, "path"
+    for field in FILE_FIELDS:
+        if isinstance(data.get(field), str) and data[field].endswith(YAML):
+            yield data, field
 
 
 def _with_path(part: Any, location: Location) -> Iterator[tuple[Location, dict[str, Any]]]:

@@ -58,7 +58,7 @@ def parse(
             example = " such as `workload:`" if "scenario" in what else ""
             raise InputError(f"{source}:1: {what} should be a mapping of fields{example}")
         _mark(root, (), source, lines, loader, numbers)
-        data: dict[str, Any] = loader.construct_document(root)
+        data: dict[str, Any] = _apart(loader.construct_document(root))
         return data
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -101,6 +101,13 @@ def _mark(
         implied = {"tag:yaml.org,2002:str", plain}
     if node.tag not in implied:
         raise InputError(f"{source}:{node.start_mark.line + 1}: a tag ({node.tag}) has no use here; drop it")
+
+
+def _apart(value: Any) -> Any:
+    """A copy in which an alias is a value of its own: what is set in one place is set in no other."""
+    if isinstance(value, dict):
+        return {key: _apart(one) for key, one in value.items()}
+    return [_apart(one) for one in value] if isinstance(value, list) else value
 
 
 def dump(data: dict[str, Any]) -> str:

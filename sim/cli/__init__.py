@@ -13,6 +13,7 @@ try:
         plan,
         run,
         schema,
+        sweep,
         trace,
         verify,
     )

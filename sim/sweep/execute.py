@@ -1,0 +1,115 @@
+"""A sweep from its plan to its folder: laid out, run where it is wanted, written down as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from sim.errors import InputError, suggestion
+from sim.out_file import replace_text
+from sim.scenario import to_yaml
+from sim.sweep.folder import CURVES, JOURNAL, TABLE, check_folder, prepare_folder
+from sim.sweep.grid import Point, points
+from sim.sweep.journal import Journal, Record, journal
+from sim.sweep.key import code_version, run_key
+from sim.sweep.schema import Plan
+from sim.sweep.table import Results, Run, curves_csv, to_csv
+from sim.sweep.work import DIED, Job, failed, metric_names, work
+
+Progress = Callable[[int, int], None]  # runs done, of all
+
+
+class Everywhere(Protocol):
+    """Calls a function with each item, in any order: see processes.py and cluster.py."""
+
+    def __call__(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]: ...
+
+
+class Layout(NamedTuple):
+    """All that is to be run: points, their scenarios as text, and the key of each run, seeds fastest."""
+
+    points: list[Point]
+    texts: list[str]
+    keys: list[str]
+
+
+def lay_out(plan: Plan) -> Layout:
+    """Make and check every point. Raises InputError, one line, for the first that no scenario can be."""
+    all_points = list(points(plan))
+    texts = [to_yaml(point.scenario) for point in all_points]
+    keys = [
+        run_key(point.scenario, text, seed)
+        for point, text in zip(all_points, texts, strict=True)
+        for seed in plan.seeds
+    ]
+    return Layout(all_points, texts, keys)
+
+
+def run_sweep(
+    plan: Plan, out: Path, everywhere: Everywhere, *, resume: bool = False, progress: Progress | None = None
+) -> Results:
+    """Run what the folder's journal lacks, and write the tables.
+
+    Same plan, same tables, whatever runs it and however often it was stopped. Raises InputError,
+    one line: before anything is written for what cannot be run at all, later if the disk is full;
+    what the journal has by then stays there. A run that fails is a row with its error.
+    """
+    layout, text = lay_out(plan), plan.to_yaml()
+    check_folder(out, text, len(set(layout.keys)), resume=resume)
+    _check_metrics(plan, layout.points[0], everywhere)
+    prepare_folder(out, text, layout.texts)
+    with journal(out / JOURNAL, resume=resume) as kept:
+        records = _run_missing(plan, layout, kept, everywhere, progress)
+        results = _results(plan, layout, records)
+        replace_text(out / TABLE, to_csv(results))
+        replace_text(out / CURVES, curves_csv(results))
+    return results
+
+
+def _check_metrics(plan: Plan, first: Point, everywhere: Everywhere) -> None:
+    """Raise InputError for a metric that no run has; the workers compile while they look."""
+    [(_, names)] = everywhere(metric_names, [first.scenario])
+    if names is None:
+        raise InputError(f"{plan.where(())}: the first process died: too little memory, perhaps")
+    for number, metric in enumerate(plan.metrics):
+        if metric not in names:
+            place = plan.where(("metrics", number))
+            raise InputError(f"{place}: metrics: no run has {metric}{suggestion(metric, names)}")
+
+
+def _run_missing(
+    plan: Plan, layout: Layout, kept: Journal, everywhere: Everywhere, progress: Progress | None
+) -> dict[str, Record]:
+    """The records of all runs by key, those made now in the journal."""
+    number_of = {key: number for number, key in enumerate(layout.keys)}  # points may be the same scenario
+    records = {key: kept.records[key] for key in number_of if key in kept.records}
+    missing = [key for key in number_of if key not in records]
+    jobs = [_job(plan, layout, number_of[key]) for key in missing]
+    if progress is not None:
+        progress(len(records), len(number_of))
+    for i, outcome in everywhere(work, jobs):
+        figures, error, code = outcome if outcome is not None else failed(DIED)
+        if code != code_version():
+            raise InputError(f"{plan.name}: a worker has other sources; install this version there")
+        record = Record(missing[i], figures, error)
+        kept.append(record)
+        records[record.key] = record
+        if progress is not None:
+            progress(len(records), len(number_of))
+    return records
+
+
+def _job(plan: Plan, layout: Layout, number: int) -> Job:
+    point, seed = divmod(number, len(plan.seeds))
+    scenario = layout.points[point].scenario.model_copy(update={"seed": plan.seeds[seed]})
+    return Job(scenario, plan.metrics)
+
+
+def _results(plan: Plan, layout: Layout, records: dict[str, Record]) -> Results:
+    runs = []
+    for number, key in enumerate(layout.keys):
+        point, seed = divmod(number, len(plan.seeds))
+        record = records[key]
+        runs.append(Run(point, layout.points[point].labels, plan.seeds[seed], record.figures, record.error))
+    return Results(plan.name, plan.axes, plan.metrics, runs)
