@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.request import Floats, Ints
+from sim.request import Batch, Floats, Ints
 from sim.trace.prefix_tree import Reuse, add, distinct_tokens, new_tree
 from workloads import Trace
 from workloads.trace_reader import TraceReader
@@ -39,9 +39,10 @@ def describe(
     columns: list[tuple[Floats, Ints, Ints, Ints]] = []
     reuses: list[Reuse] = []
     sessions: set[int] = set()
-    done = 0
+    done = mm_tokens = 0
     for _, batch in reader:
         tree, reuse = add(tree, batch)
+        mm_tokens += _item_tokens(batch, reader)
         columns.append((batch.arrival_time, batch.prompt_len, batch.output_len, reuse.shared))
         reuses.append(reuse)
         sessions.update(np.unique(batch.session_id[batch.session_id >= 0]).tolist())
@@ -66,6 +67,9 @@ def describe(
         "total_input_tokens": int(prompt.sum()),
         "total_output_tokens": int(output.sum()),
         "distinct_tokens": distinct_tokens(tree),
+        "mm_items": reader.num_items,
+        "distinct_mm_items": len(reader.contents.items),
+        "mm_tokens": mm_tokens,
         "ideal_hit_rate": {
             str(size): float(hit_tokens(shared, prompt, size).sum() / prompt.sum()) for size in block_sizes
         },
@@ -88,6 +92,14 @@ def hit_tokens(shared: Ints, prompt_len: Ints, block_size: int) -> Ints:
     less its last token.
     """
     return np.minimum(shared // block_size, (prompt_len - 1) // block_size) * block_size
+
+
+def _item_tokens(batch: Batch, reader: TraceReader) -> int:
+    """Placeholder tokens of the multimodal items of a batch."""
+    items = reader.contents.items
+    if not items:
+        return 0
+    return int(batch.segment_len[np.isin(batch.segment_id, list(items))].sum())
 
 
 def _lengths(lens: Ints) -> dict[str, float]:
