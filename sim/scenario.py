@@ -201,7 +201,12 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     def where(location: Location) -> str:
         while location and location not in lines:
             location = location[:-1]
-        return lines.get(location, str(path))
+        place = lines.get(location, str(path))
+        if place.startswith("--set "):
+            return place
+        # What is wrong with a whole section may be what an option laid over it.
+        within = (text for at, text in lines.items() if location and at[: len(location)] == location)
+        return " with ".join([place, *dict.fromkeys(text for text in within if text.startswith("--set "))])
 
     if (misfit := _misfit(data)) is not None:
         raise InputError(f"{where(misfit[:1])}: {': '.join(misfit)}")

@@ -44,6 +44,7 @@ class Parser:
         self.kind = kind
         self._begun = False
         self._optional = OPTIONAL[kind]
+        self._known = (TIME[kind], "input_length", "output_length", CONTENT[kind], *self._optional)
         self._types: dict[str, type] = {name: int if name in NUMBERS else str for name in self._optional}
 
     def parse(self, before: int, lines: Sequence[bytes]) -> Rows:
@@ -167,7 +168,7 @@ class Parser:
         )
 
     def _object(self, number: int, line: bytes) -> dict[str, Any]:
-        return parse_object(f"{self.path}, line {number}", line)
+        return parse_object(f"{self.path}, line {number}", line, self._known)
 
     def _field(
         self, row: dict[str, Any], name: str, number: int, check: Callable[[Any], bool], wanted: str

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
 
-from sim.request import Batch
+from sim.request import Batch, Floats
 from workloads.csv_rows import AZURE_COLUMNS, CsvParser
 from workloads.delta import read_delta
 from workloads.errors import WorkloadError
@@ -19,7 +19,7 @@ from workloads.skipped import Skipped, good_parts
 from workloads.streams import Stream, generator
 from workloads.trace_batches import BatchBuilder, Contents
 from workloads.trace_file import Format, find_format, no_requests, read_chunks
-from workloads.trace_rows import Layout, Rows, check, names_partial_blocks, part
+from workloads.trace_rows import LATEST, Layout, Rows, check, names_partial_blocks, part
 
 if TYPE_CHECKING:
     from workloads.trace import Trace
@@ -96,12 +96,7 @@ class TraceReader:
                     continue
                 assert builder is not None
                 rows = part(rows, 0, n)
-                if trace.concurrency is not None:
-                    times = np.zeros(n)
-                elif trace.arrival == "constant":
-                    times = np.arange(done, done + n) / trace.request_rate
-                else:
-                    times = rows.time / self.layout.per_second * trace.time_scale
+                times = np.zeros(n) if trace.concurrency is not None else self._arrivals(rows, done)
                 self._done = done + n
                 yield rows, builder.build(rows, times)
             if self._done == trace.limit:
@@ -109,6 +104,23 @@ class TraceReader:
         if builder is None or self._done == 0:
             raise no_requests(trace.path)
         self.empty_outputs, self.num_items = builder.empty_outputs, builder.num_items
+
+    def _arrivals(self, rows: Rows, done: int) -> Floats:
+        """Seconds, for an open loop; `done` requests came before. Raises: WorkloadError."""
+        trace = self._trace
+        field = "request_rate" if trace.arrival == "constant" else "time_scale"
+        with np.errstate(over="ignore"):
+            if trace.arrival == "constant":
+                times: Floats = np.arange(done, done + len(rows.line)) / trace.request_rate
+            else:
+                times = rows.time / self.layout.per_second * trace.time_scale
+        if not times.max() <= LATEST:
+            late = int(np.argmax(times))
+            raise WorkloadError(
+                f"{trace.path}, {self.layout.place} {rows.line[late]}: arrives after {times[late]:g} s, and"
+                f" clocks end at {LATEST:g} s: check workload.{field}"
+            )
+        return times
 
     def _rows(self) -> Iterator[Rows]:
         """The rows of the file in order of arrival, not yet checked."""

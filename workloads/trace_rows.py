@@ -13,6 +13,7 @@ from sim.request import Floats, Ints
 from workloads.errors import WorkloadError
 from workloads.lengths import MAX_LEN
 
+LATEST = 1e12  # seconds: later than that, a float has no more milliseconds
 Bools = npt.NDArray[np.bool_]
 
 
@@ -87,9 +88,10 @@ def check(
             found.append((row, f"{problem(row)}: {advice}"))
 
     expect(
-        np.isfinite(time) & (time >= 0),
+        (time >= 0) & (time <= LATEST * layout.per_second),
         lambda i: f"{layout.time} is {time[i]:g}",
-        f"it must be a finite number of {'ms' if layout.per_second == 1000 else 's'}, from 0",
+        f"it must be a number of {'ms' if layout.per_second == 1000 else 's'}"
+        f" from 0 to {LATEST * layout.per_second:g}",
     )
     if previous is not None:
         before = np.concatenate([[previous], time[:-1]])
