@@ -229,12 +229,10 @@ def test_nothing_is_compiled_for_bad_input(folder: Path) -> None:
     """So that the one line is the only one, in a first run as well."""
     (folder / "bad.yaml").write_text("gpu: h100-sxm\n")
     (folder / "bad.jsonl").write_text(ROWS + row(5000, prompt=-1))
-    environment = {"NUMBA_CACHE_DIR": str(folder / "cache")}
+    environment = {"NUMBA_DISABLE_JIT": "0", "NUMBA_CACHE_DIR": str(folder / "cache")}
     for arguments in (
         ["run", "s.yaml", "--set", "cost=bad.yaml"],
-        ["run", "t.yaml", "--set", "workload.path=bad.jsonl"],
         ["trace", "describe", "bad.jsonl"],
-        ["verify", "nothing.gz"],
     ):
         process = command(*arguments, env=environment)
         shown, said = process.communicate(timeout=60)
