@@ -9,8 +9,9 @@ import numpy as np
 
 from sim.core import EngineConfig
 from sim.cost import linear_cost
-from sim.engine import Records, simulate
+from sim.engine import Records
 from sim.request import Batch, Floats, Ints, make_batch
+from sim.simulate import simulate
 from sim.validate.queueing import HEADINGS, SEEDS, Agreement, within_errors
 from sim.validate.section import Check, Section, table
 from workloads.popularity import draw_ranks, zipf_bounds

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from sim.core import EngineConfig
 from sim.cost import StepCost, linear_cost
-from sim.engine import Records, simulate
+from sim.engine import Records
 from sim.request import Batch, Floats, Ints, make_batch
+from sim.simulate import simulate
 from sim.validate.section import Check, Section, table
 from workloads.arrivals import Arrivals
 
