@@ -7,9 +7,10 @@ import numpy.typing as npt
 import pytest
 from simulation import Run, run
 
+from sim.replicas import Cluster
+from sim.router import CENTRAL_QUEUE
 from sim.validate import queueing
 from sim.validate.queueing import (
-    CENTRAL_QUEUES,
     COST,
     GRAIN,
     PREFILL,
@@ -31,6 +32,7 @@ Floats = npt.NDArray[np.float64]
 JOBS = 25_000  # a seed; the slow tests take
 MORE_JOBS = 100_000
 QUICK = "M/D/1 at .8"
+MANY = [name for name, server in SERVERS.items() if server.servers > 1]
 KNOWN = {  # mean waits in units of the service
     "M/M/1 at .5": 1, "M/M/1 at .8": 4, "M/M/1 at .9": 9, "M/M/1 at .95": 19,
     "M/D/1 at .5": 0.5, "M/D/1 at .8": 2, "M/D/1 at .9": 4.5, "M/D/1 at .95": 9.5,
@@ -42,11 +44,10 @@ KNOWN = {  # mean waits in units of the service
 
 def test_theory() -> None:
     """The formulas give the published figures."""
-    servers = SERVERS | CENTRAL_QUEUES
-    assert servers.keys() == KNOWN.keys()
+    assert SERVERS.keys() == KNOWN.keys()
     for name, expected in KNOWN.items():
-        digits = 5e-7 if name in CENTRAL_QUEUES else 5e-4
-        assert servers[name].mean_wait == pytest.approx(expected, abs=digits), name
+        digits = 5e-7 if name in MANY else 5e-4
+        assert SERVERS[name].mean_wait == pytest.approx(expected, abs=digits), name
     mean, mean_square = PREFILL.moments()
     assert 10.0 * mean == pytest.approx(0.5376)
     in_theory = queueing.poisson_arrivals_wait(10.0, mean, mean_square)
@@ -64,17 +65,27 @@ def assert_waits_are_lindleys(result: Run, service: Floats) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", [name for name in SERVERS if name not in MANY])
 def test_each_jobs_wait_is_lindleys(name: str, seed: int) -> None:
     jobs = SERVERS[name].jobs(seed, 5000)
     assert_waits_are_lindleys(run(jobs, single_server(), COST), jobs.prompt_len / GRAIN)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", MANY)
+def test_replicas_with_a_central_queue_serve_in_order(name: str, seed: int) -> None:
+    server = SERVERS[name]
+    jobs = server.jobs(seed, 5000)
+    result = run(jobs, single_server(), COST, cluster=Cluster(server.servers, CENTRAL_QUEUE))
+    np.testing.assert_allclose(result.waits, server.waits(jobs), rtol=1e-9, atol=1e-9)
+    assert result.waits.max() > 0 and set(result.records["replica"]) == set(range(server.servers))
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == QUICK else pytest.mark.slow) for name in SERVERS]
 )
 def test_the_mean_wait_is_theorys(name: str) -> None:
-    found, difference = wait(name, JOBS if name == QUICK else MORE_JOBS)
+    found, difference = wait(name, JOBS if name in (QUICK, *MANY) else MORE_JOBS)
     print(found.row())
     assert found.met and len(found.means) == len(SEEDS) >= 20
     assert difference < 1e-9
@@ -94,10 +105,10 @@ def test_a_cache_hit_is_a_shorter_service() -> None:
     assert difference < 1e-9
 
 
-@pytest.mark.parametrize("name", CENTRAL_QUEUES)
+@pytest.mark.parametrize("name", MANY)
 def test_the_recursion_for_many_servers(name: str) -> None:
     """Against theory; of one server it is Lindley's."""
-    server = CENTRAL_QUEUES[name]
+    server = SERVERS[name]
     means = []
     for seed in SEEDS:
         jobs = server.jobs(seed, JOBS)

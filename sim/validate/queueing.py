@@ -1,4 +1,4 @@
-"""The engine as a single server, against queueing theory: every job's wait, and the means.
+"""The engine as a server, against queueing theory: every job's wait, and the means.
 
 With one seat and a budget above every prompt, no cache, a step time in proportion to its tokens and
 answers of one token, a request is a job and its prompt the service that it asks for.
@@ -17,7 +17,9 @@ import numpy.typing as npt
 from sim.core import EngineConfig
 from sim.cost import StepCost, linear_cost
 from sim.engine import Records
+from sim.replicas import Cluster
 from sim.request import Batch, Floats, Ints, make_batch
+from sim.router import CENTRAL_QUEUE
 from sim.simulate import simulate
 from sim.validate.section import Check, Section, table
 from workloads.arrivals import Arrivals
@@ -27,6 +29,7 @@ GRAIN = 1000  # tokens a second: services are whole tokens, of a mean of one sec
 BUDGET = 100 * GRAIN
 SEEDS = range(20)
 JOBS = 50_000  # a seed
+FEWER = 5  # so many times fewer for several servers, which take so much longer
 WARM_UP = 1000  # jobs that still feel the empty queue of the beginning
 MOST_ERRORS = 3.0  # standard errors
 EXACT = 1e-9  # of a second, and of the wait
@@ -64,6 +67,13 @@ class Server(NamedTuple):
             arrival, prompt_len, np.ones(num_jobs), np.arange(num_jobs + 1), ids, prompt_len + 1
         )
 
+    def waits(self, jobs: Batch) -> Floats:
+        """Each job's wait by the recursion."""
+        service = jobs.prompt_len / GRAIN
+        if self.servers == 1:
+            return lindley(jobs.arrival_time, service)
+        return kiefer_wolfowitz(jobs.arrival_time, service, self.servers)
+
 
 SERVERS = {
     "M/M/1 at .5": Server(Arrivals(request_rate=0.5)),
@@ -84,8 +94,6 @@ SERVERS = {
         Arrivals(request_rate=0.8, arrival="gamma", burstiness=0.5)
     ),
     "gamma arrivals at .8, burstiness 2": Server(Arrivals(request_rate=0.8, arrival="gamma", burstiness=2.0)),
-}
-CENTRAL_QUEUES = {  # for engines that take their next request from one queue
     "M/M/4 at .8": Server(Arrivals(request_rate=3.2), servers=4),
     "M/M/8 at .8": Server(Arrivals(request_rate=6.4), servers=8),
 }
@@ -200,10 +208,11 @@ def single_server(**changes: Any) -> EngineConfig:
     return one._replace(**changes)
 
 
-def serve(jobs: Batch, config: EngineConfig, cost: StepCost) -> Served:
-    """Run jobs through the engine."""
+def serve(jobs: Batch, config: EngineConfig, cost: StepCost, servers: int = 1) -> Served:
+    """Run jobs through the engine, or through several that take their next job from one queue."""
     chunks: list[Records] = []
-    simulate(iter([jobs]), config, cost, on_records=chunks.append)
+    cluster = Cluster(servers, CENTRAL_QUEUE) if servers > 1 else None
+    simulate(iter([jobs]), config, cost, on_records=chunks.append, cluster=cluster)
 
     def column(name: str) -> npt.NDArray[Any]:
         return np.concatenate([chunk[name] for chunk in chunks])
@@ -227,9 +236,9 @@ def wait(name: str, num_jobs: int = JOBS) -> tuple[Agreement, float]:
     means, worst = [], 0.0
     for seed in SEEDS:
         jobs = server.jobs(seed, num_jobs)
-        waits = serve(jobs, single_server(), COST).waits
+        waits = serve(jobs, single_server(), COST, server.servers).waits
         means.append(float(waits[WARM_UP:].mean()))
-        worst = max(worst, largest_difference(waits, lindley(jobs.arrival_time, jobs.prompt_len / GRAIN)))
+        worst = max(worst, largest_difference(waits, server.waits(jobs)))
     return Agreement(name, server.mean_wait, means), worst
 
 
@@ -298,22 +307,24 @@ def prefill(num_jobs: int = JOBS) -> tuple[list[Agreement], float]:
 
 def section(num_jobs: int = JOBS) -> Section:
     """All queues over all seeds."""
-    found = [wait(name, num_jobs) for name in SERVERS]
+    counts = {name: num_jobs // (1 if one.servers == 1 else FEWER) for name, one in SERVERS.items()}
+    found = [wait(name, count) for name, count in counts.items()]
     both, difference = prefill(num_jobs)
     found += [(one, difference) for one in both]
     worst = max(difference for _, difference in found)
     lindleys = Check(
-        "queueing: each job's wait, against Lindley's recursion",
+        "queueing: each job's wait against the recursion",
         f"{worst:.0e}",
         f"<= {EXACT:.0e}",
         worst <= EXACT,
     )
     lines = [
         f"One seat, whole prompts, one output token. Seconds, over {len(SEEDS)} seeds fixed beforehand with "
-        f"{num_jobs:,} jobs each, the first {WARM_UP:,} left out; and how far "
-        "any job's wait is from Lindley's recursion on the same draws.",
+        f"{num_jobs:,} jobs each (M/M/c: {num_jobs // FEWER:,}), the first {WARM_UP:,} left out; and how far "
+        "any job's wait is from Lindley's recursion on the same draws (Kiefer's and Wolfowitz' for M/M/c: "
+        "replicas with a central queue).",
         "",
-        *table([*HEADINGS, "Lindley"], [(*one.row(), f"{far:.0e}") for one, far in found]),
+        *table([*HEADINGS, "job by job"], [(*one.row(), f"{far:.0e}") for one, far in found]),
         "",
         f"The last two: {PREFILL.speed:,.0f} tokens/s, {PREFILL.shared} shared and {PREFILL.own} own tokens, "
         f"{PREFILL.request_rate:g} requests/s, hits by chance.",
