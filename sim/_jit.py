@@ -90,7 +90,7 @@ def entry(function: F) -> F:
 
     plain: F = function.py_func  # type: ignore[attr-defined]
     compiled = numba.njit(plain, **_OPTIONS)
-    compiled.compile = _with_optimizer(3, compiled.compile)
+    has_cache = False
     folder = cache_folder()
     if folder is not None:
         # numba chooses a function's cache file when the cache object is made, and only then.
@@ -98,14 +98,18 @@ def entry(function: F) -> F:
         numba.config.CACHE_DIR = str(folder)
         try:
             compiled._cache = _cache_class()(plain)  # what Dispatcher.enable_caching does
+            has_cache = True
         except (OSError, RuntimeError):
             pass  # no place for a cache: compile in every process
         finally:
             numba.config.CACHE_DIR = users_own
+    compiled.compile = _with_optimizer(3, compiled.compile, tell=not has_cache)
     return compiled  # type: ignore[no-any-return]
 
 
-def _with_optimizer(level: int, compile_overload: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _with_optimizer(
+    level: int, compile_overload: Callable[[Any], Any], *, tell: bool = False
+) -> Callable[[Any], Any]:
     """Let a function be compiled at LLVM's optimization `level`, and without garbage collection.
 
     An entry links in the verbs below it and optimizes the whole, so work on each verb alone is
@@ -115,6 +119,8 @@ def _with_optimizer(level: int, compile_overload: Callable[[Any], Any]) -> Calla
     def compiling(signature: Any) -> Any:
         import numba
 
+        if tell:
+            _tell()
         users_own, collecting = numba.config.OPT, gc.isenabled()
         numba.config.OPT = type(users_own)(level)
         gc.disable()
@@ -149,12 +155,15 @@ def _cache_class() -> Any:
         """numba's cache of a function, where a damaged or unwritable file is a miss."""
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
+            found = None
             try:
-                return super().load_overload(sig, target_context)
+                found = super().load_overload(sig, target_context)
             except Exception:  # unpickling a damaged file raises anything
                 with contextlib.suppress(OSError):
                     self.flush()
-                return None
+            if found is None:
+                _tell()
+            return found
 
         def save_overload(self, sig: Any, data: Any) -> None:
             with contextlib.suppress(Exception):
@@ -163,12 +172,17 @@ def _cache_class() -> Any:
     return TolerantCache
 
 
-def is_compiled_cached() -> bool:
-    """Whether an earlier run has left compiled verbs of exactly these sources (or needs none)."""
-    if jit_disabled():
-        return True
-    folder = cache_folder()
-    return folder is not None and next(folder.rglob("*.nbi"), None) is not None
+_to_tell: list[Callable[[], None]] = []
+
+
+def before_compiling(tell: Callable[[], None]) -> None:
+    """Have `tell` called before the next entry is compiled, if one is: not for what the cache has."""
+    _to_tell[:] = [tell]
+
+
+def _tell() -> None:
+    while _to_tell:
+        _to_tell.pop()()
 
 
 @functools.cache

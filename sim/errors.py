@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -80,6 +81,10 @@ def _finding(
         return (*path, tag), f"unknown value {context['tag']!r}" + suggestion(str(context["tag"]), known)
     if kind == "value_error":
         return path, str(context["error"])
+    if kind in ("too_short", "too_long"):
+        most = "least" if kind == "too_short" else "most"
+        limit = context["min_length" if kind == "too_short" else "max_length"]
+        return path, f"should have at {most} {limit} entries, not {context['actual_length']}"
     wanted = " or ".join(dict.fromkeys(_wanted(other) for other in same))
     text = f"should be {wanted}, not {item['input']!r}"
     options = [word.strip("' ") for other in same for word in _options(other)]
@@ -89,7 +94,7 @@ def _finding(
 
 
 def _wanted(item: ErrorDetails) -> str:
-    if item["type"] in ("model_type", "model_attributes_type"):
+    if item["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return "a mapping of fields"
     return item["msg"].removeprefix("Input should be ").removeprefix("Input should ")
 
@@ -111,26 +116,43 @@ def _path(item: ErrorDetails, data: Any) -> Location:
     return tuple(path)
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The models an annotation allows, unions and Annotated unwrapped."""
+def _alternatives(annotation: Any) -> list[Any]:
+    """What an annotation allows: unions and Annotated unwrapped."""
+    if get_origin(annotation) is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for part in get_args(annotation) for kind in _alternatives(part)]
+    return [annotation]
+
+
+def _is_model(kind: Any) -> bool:
     from pydantic import BaseModel
 
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _models(part)]
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _under(kind: Any, key: str | int) -> list[Any]:
+    """What may stand under a key of a model, a mapping or a list."""
+    if _is_model(kind):
+        field = _by_name(kind).get(str(key))
+        return _alternatives(field.annotation) if field else []
+    parts = get_args(kind)
+    return _alternatives(parts[-1]) if get_origin(kind) in (dict, list) else []
 
 
 def _candidates(model: type[BaseModel], path: Location, data: Any) -> list[type[BaseModel]]:
     """The models that may stand at `path`; of a tagged union, the one whose tags `data` bears."""
-    candidates = [model]
+    candidates: list[Any] = [model]
     for key in path:
-        data = data.get(key) if isinstance(data, Mapping) else None
-        named = (_by_name(one).get(str(key)) for one in candidates)
-        candidates = [inner for field in named if field for inner in _models(field.annotation)]
+        if isinstance(data, list) and isinstance(key, int):
+            data = data[key]
+        else:
+            data = data.get(key) if isinstance(data, Mapping) else None
+        candidates = [kind for one in candidates for kind in _under(one, key)]
         if isinstance(data, Mapping):
-            tagged = [one for one in candidates if _bears(one, data)]
+            tagged = [one for one in candidates if _is_model(one) and _bears(one, data)]
             candidates = tagged or candidates
-    return candidates
+    return [one for one in candidates if _is_model(one)]
 
 
 def _bears(model: type[BaseModel], data: Mapping[str, Any]) -> bool:

@@ -27,6 +27,7 @@ BLOCK_ROWS = {
     "kv_block_idle_before_evict_seconds": "their idle time before eviction",
     "kv_block_reuse_gap_seconds": "gap between two hits of a block",
 }
+WHAT_IF = "Each a whole run with the same seed."
 _GROUP_HEADER = (
     "requests", "hit rate", "mean TTFT", "P95 TTFT", "evicted", "cold", "evictions caused", "suffered",
     "tokens hit", "looked up", "failed",
@@ -114,6 +115,7 @@ def _tables(s: dict[str, Any]) -> Iterator[Table]:
     ]
     yield Table("Latencies", ["ms", "mean", "median", "P90", "P95", "P99"], rows)
     yield Table("Prefix cache", ["", "tokens"], _cache_rows(s), "Hit rate: " + " ".join(HIT_RATE_DEFINITION))
+    yield Table("What if", ["", "hit rate", "mean TTFT", "P95 TTFT", "load"], _what_if_rows(s), WHAT_IF)
     fates = s["token_fates"] or {}
     total = sum(fates.values())
     rows = [
@@ -151,6 +153,22 @@ def _cache_rows(s: dict[str, Any]) -> list[Row]:
         "computed": "num_computed_tokens",
     }
     return [[name, _number(s[key])] for name, key in figures.items()]
+
+
+def _what_if_rows(s: dict[str, Any]) -> list[Row]:
+    """A row a run, or why there is none."""
+    return [
+        [entry["change"], f"not run: {entry['excluded']}", "", "", ""]
+        if "excluded" in entry
+        else [
+            entry["change"],
+            _percent(entry["prefix_cache_hit_rate"]),
+            _ms(entry["mean_ttft_ms"]),
+            _ms(entry["p95_ttft_ms"]),
+            entry["saturation"],
+        ]
+        for entry in s.get("what_if", ())
+    ]
 
 
 def _group_rows(groups: list[dict[str, Any]], num_evictions: int, *names: str) -> list[Row]:

@@ -287,7 +287,12 @@ def check(draft: Draft) -> Scenario:
     def where(location: Location) -> str:
         while location and location not in lines:
             location = location[:-1]
-        return lines.get(location, draft.source)
+        place = lines.get(location, draft.source)
+        if place.startswith("--set "):
+            return place
+        # What is wrong with a whole section may be what an option laid over it.
+        within = (text for at, text in lines.items() if location and at[: len(location)] == location)
+        return " with ".join([place, *dict.fromkeys(text for text in within if text.startswith("--set "))])
 
     if (misfit := _misfit(draft.data)) is not None:
         raise InputError(f"{where(misfit[:1])}: {': '.join(misfit)}")

@@ -14,19 +14,18 @@ from sim.errors import InputError, Livelock
 from sim.groups import breakdowns
 from sim.metrics import Records, Slo, summarize
 from sim.resolve import Resolved, resolve
-from sim.scenario import Scenario
+from sim.scenario import Scenario, SloLimits
 from sim.traffic import requests, think_times
 from sim.warm_up import effect, measured
 from workloads.errors import told_by_workload
 from workloads.streams import Stream, stream_seed
+from workloads.trace_rows import LATEST
 
 if TYPE_CHECKING:
     from sim.core import Core
     from sim.recorder import Recorder
     from sim.replicas import Cluster
     from sim.warm_start import SavedCache
-
-LATEST = 1e12  # seconds: later than that, a float has no more milliseconds
 
 
 class Result(NamedTuple):
@@ -109,7 +108,13 @@ def run(
                 start = primed(scenario, config, resolved.step_time.cost, cluster, progress)
                 progress = after(start, progress)
             totals = simulate(
-                requests(workload, seed, config.block_size, names=start.again or save_cache),
+                requests(
+                    workload,
+                    seed,
+                    config.block_size,
+                    names=start.again or save_cache,
+                    priorities=config.priority_policy,
+                ),
                 config,
                 resolved.step_time.cost,
                 concurrency=workload.concurrency,
@@ -186,6 +191,7 @@ def run(
             f"{asked - totals.num_resets} of {asked} resets of the prefix cache failed, as in vLLM, since "
             "requests held blocks then; move reset_prefix_cache to times without running requests"
         )
+    notes += _idle_limits(scenario.slo)
     head = {"name": scenario.name, "model": scenario.model, "gpu": scenario.gpu, "seed": scenario.seed}
     hashing = {
         "prefix_caching_hash_algo": scenario.engine.prefix_caching_hash_algo,
@@ -207,3 +213,13 @@ def _cluster(scenario: Scenario, seed: np.random.SeedSequence) -> Cluster | None
     if told.replicas == 1:
         return None
     return Cluster(told.replicas, told.router, told.view_delay, stream_seed(seed, Stream.ROUTER))
+
+
+def _idle_limits(slo: SloLimits | None) -> list[str]:
+    """A warning of limits that were probably meant in seconds."""
+    limits = slo.model_dump(exclude_none=True) if slo else {}
+    return [
+        f"slo.{name} is {limit:g} milliseconds; if seconds were meant, set it to {1000 * limit:g}"
+        for name, limit in limits.items()
+        if limit < 1.0
+    ]

@@ -179,7 +179,7 @@ def test_what_editors_do_to_a_scenario_is_fine(folder: Path, change: str) -> Non
         (ROWS + row(-5), ["line 6", "timestamp is -5"]),
         (ROWS + row("5"), ["line 6", "timestamp is '5'"]),
         (ROWS + row(None), ["line 6", "timestamp is None"]),
-        (ROWS + row(1e299), ["check arrivals"]),
+        (ROWS + row(1e299), ["line 6", "timestamp is 1e+299", "from 0 to 1e+15"]),
         (b"\x00" * 3000, ["line 1", "not JSON"]),
         (bytes(range(256)) * 20, ["line 1", "not JSON"]),
         (ROWS.encode("utf-16"), ["line 1", "not JSON"]),
@@ -205,6 +205,39 @@ def test_trace_in_any_usual_form(folder: Path, content: bytes) -> None:
     result = prefixsim("run", "t.yaml", "--format", "json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["completed"] == 5
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        ("p,t,p,o", "line 1: 2 columns are named 'p', which is prompt_len: rename all but one"),
+        ("t,x,p,o", None),
+        ("t,x,p,o,x", None),
+    ],
+)
+def test_columns_of_one_name(folder: Path, header: str, says: str | None) -> None:
+    names = header.split(",")
+    (folder / "t.csv").write_text(f"{header}\n" + ",".join("9" for _ in names) + "\n")
+    columns = "workload.columns={arrival_time: t, prompt_len: p, output_len: o}"
+    arguments = ["run", "t.yaml", "--set", "workload.path=t.csv", "--set", columns]
+    result = prefixsim(*arguments)
+    assert result.exit_code == (0 if says is None else 2), result.stderr
+    assert says is None or f"t.csv, {says}" in result.stderr
+
+
+def test_nothing_is_compiled_for_bad_input(folder: Path) -> None:
+    """So that the one line is the only one, in a first run as well."""
+    (folder / "bad.yaml").write_text("gpu: h100-sxm\n")
+    (folder / "bad.jsonl").write_text(ROWS + row(5000, prompt=-1))
+    environment = {"NUMBA_DISABLE_JIT": "0", "NUMBA_CACHE_DIR": str(folder / "cache")}
+    for arguments in (
+        ["run", "s.yaml", "--set", "cost=bad.yaml"],
+        ["trace", "describe", "bad.jsonl"],
+    ):
+        process = command(*arguments, env=environment)
+        shown, said = process.communicate(timeout=60)
+        assert (process.returncode, shown, said.count("\n")) == (2, "", 1), said
+        assert "compiling" not in said
 
 
 def test_missing_files(folder: Path) -> None:

@@ -214,6 +214,7 @@ def edited(run: Path, folder: Path, ending: str, old: str, new: str) -> Path:
         ("meta.json", '"block_size": 16', '"block_size": 1048577', r"\.block_size: should be less"),
         ("meta.json", '_threshold": 0', '_threshold": -1', r"token_threshold: should be greater"),
         ("timeseries.csv", "3,2,50", "3,x,50", r"a-timeseries\.csv:2: waiting: should be"),
+        ("timeseries.csv", "gen_throughput", "waiting", r"timeseries\.csv:1: two columns are named waiting"),
         ("timeseries.csv", "waiting", "wait", r"a-timeseries\.csv:2: waiting: .*required"),
     ],
 )

@@ -85,10 +85,15 @@ def test_a_second_run_loads_and_an_edited_callee_is_seen(copy: Copy) -> None:
     assert len(copy.folders()) == 2
 
 
-def test_is_compiled_cached_tells_the_first_run_from_the_second(copy: Copy) -> None:
-    question = "from sim._jit import is_compiled_cached as q; print(q()); "
-    assert copy.run(question + CALL).split() == ["False", "21"]
-    assert copy.run(question + CALL).split() == ["True", "21"]
+def test_a_compilation_is_told_once_before_it_and_a_load_is_not(copy: Copy) -> None:
+    told = "from sim._jit import before_compiling; before_compiling(lambda: print('compiling')); "
+    assert copy.run(told + "print('nothing yet'); " + CALL + "; print(caller(2.5))").split("\n") == [
+        "nothing yet", "compiling", "21", "6.0",
+    ]  # fmt: skip
+    assert copy.run(told + CALL).split() == ["21"]
+    nowhere = {"XDG_CACHE_HOME": "/dev/null/x", "HOME": "/dev/null/y", "TMPDIR": "/dev/null/z"}
+    assert copy.run(told + CALL, **nowhere).split() == ["compiling", "21"]
+    assert copy.run(told + CALL, NUMBA_DISABLE_JIT="1").split()[-1] == "21"
 
 
 def test_numba_cache_dir_wins_and_still_sees_edits(copy: Copy) -> None:

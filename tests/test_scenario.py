@@ -184,6 +184,68 @@ def test_bad_set_names_the_option(tmp_path: Path, override: str, words: list[str
         assert word in message
 
 
+MIX = """\
+workload:
+  kind: mix
+  tenants:
+    chat:
+      cache_salt: x
+      workload:
+        kind: scan
+        num_requests: 5
+        prompt_len: {distribution: uniform, low: 3, high: 9}
+        output_len: 1
+        arrival: mmpp
+        states:
+          - {rate: 2, mean_sojourn: 3}
+          - {rate: 1, mean_sojourn: 3}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("cache_salt", "cache_slat", 5, ["tenants.chat.cache_slat", "did you mean cache_salt?"]),
+        ("num_requests", "num_request", 8, ["chat.workload.num_request", "did you mean num_requests?"]),
+        ("low:", "lo:", 9, ["workload.prompt_len.lo", "did you mean low?"]),
+        ("uniform", "unifrm", 9, ["prompt_len.distribution", "did you mean uniform?"]),
+        ("kind: scan", "kind: scna", 7, ["chat.workload.kind", "did you mean scan?"]),
+        ("{rate: 1,", "{rates: 1,", 14, ["states.1.rates", "did you mean rate?"]),
+        ("          - {rate: 1, mean_sojourn: 3}\n", "", 12, ["should have at least 2 entries, not 1"]),
+    ],
+)
+def test_names_within_mappings_and_lists_are_known(
+    tmp_path: Path, old: str, new: str, line: int, words: list[str]
+) -> None:
+    assert old in MIX and load(write(tmp_path, MIX)).workload.kind == "mix"
+    path = write(tmp_path, MIX.replace(old, new))
+    message = refusal(path)
+    assert message.startswith(f"{path}:{line}: "), message
+    for word in words:
+        assert word in message
+
+
+def test_a_mapping_of_tenants_is_one_of_fields(tmp_path: Path) -> None:
+    message = refusal(write(tmp_path, MIX), "workload.tenants=3")
+    assert message.endswith("workload.tenants: should be a mapping of fields, not 3")
+    assert "at least 1 entries" in refusal(write(tmp_path, MIX), "workload.tenants={}")
+
+
+def test_a_section_that_options_changed_names_them(tmp_path: Path) -> None:
+    """The file alone is fine: what is wrong with the whole came with the options."""
+    path = write(tmp_path, GOOD)
+    burst, slow = "workload.burstiness=3", "engine.block_size=8"
+    message = refusal(path, slow, burst)
+    assert message.startswith(f"{path}:5 with --set {burst}: workload: burstiness has no effect")
+    message = refusal(path, "workload.arrival=mmpp", "workload.states=[{rate: 0, mean_sojourn: 1}]")
+    assert message.startswith("--set workload.states=")
+    states = "workload.states=[{rate: 0, mean_sojourn: 1}, {rate: 0, mean_sojourn: 1}]"
+    message = refusal(path, states, "workload.arrival=mmpp")
+    assert message.startswith(f"{path}:5 with --set {states} with --set workload.arrival=mmpp: workload: ")
+    message = refusal(write(tmp_path, GOOD.replace("  num_requests: 10\n", "")), "workload.num_groups=3")
+    assert message.startswith(f"{path}:5 with --set workload.num_groups=3: workload.num_requests: this field")
+
+
 def test_trace_is_found_from_here_or_beside_the_scenario(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,104 +5,60 @@ The single server's queueing theory is in tests/test_queueing.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import numpy.typing as npt
 import pytest
 from simulation import engine, linear, run
 from test_known_answers import either_scheduling
-from test_queueing import assert_mean
 
 from sim.columns import X
-from sim.request import Batch, Floats, make_batch
+from sim.request import make_batch
 from sim.timeseries import FIRST_INTERVAL, SAMPLES
-from workloads.popularity import draw_ranks, zipf_bounds
+from sim.validate import cache_theory
+from sim.validate.cache_theory import CASES, EXACT, THREE, Zipf, three_contents
 
-BLOCK = 2  # tokens: a prompt of whole blocks and one token more
-TOLERANCE = 0.005
-CHUNK = 20_000
-WARM_UP = 0.2  # of the requests
-
-
-def references(ranks: npt.NDArray[np.int64], shared: int, own: int) -> Iterator[Batch]:
-    """One request a rank, far apart: `shared` blocks of its group, `own` blocks of nobody else, a token."""
-    lens = [BLOCK * shared, BLOCK * own + 2]  # the last token of the prompt, and the answer
-    for first in range(0, len(ranks), CHUNK):
-        groups = ranks[first : first + CHUNK]
-        n = len(groups)
-        number = np.arange(first, first + n)
-        ids = np.stack([groups, -1 - number], axis=1)
-        starts = np.arange(0, 2 * n + 1, 2)
-        prompt_len = BLOCK * (shared + own) + 1
-        segment_len = np.broadcast_to(lens, (n, 2)).ravel()
-        yield make_batch(number * 1.0, np.full(n, prompt_len), np.ones(n), starts, ids.ravel(), segment_len)
+KNOWN = dict(zip(CASES, (0.377790, 0.576525, 0.436660, 0.675602, 0.861435, 0.5405, 0.738), strict=True))
+QUICK = (CASES[0], CASES[1], CASES[5])
 
 
-def shared_hit_rate(
-    bounds: Floats, capacity: int, *, seed: int, num_requests: int, shared: int = 1, own: int = 0
-) -> float:
-    """Part of the shared blocks that are hit after the warm-up, with `capacity` blocks for full blocks.
-
-    The pool has one block more, that of the running request's last token: it has no hash and is
-    always the next to be taken.
-    """
-    ranks = draw_ranks(np.random.default_rng(seed), bounds, num_requests)
-    config = engine(block_size=BLOCK, num_gpu_blocks=capacity + 2, max_num_seqs=1)
-    result = run(references(ranks, shared, own), config)
-    hits = np.array(result.hits)[int(WARM_UP * num_requests) :]
-    return float(hits.mean()) / (BLOCK * shared)
-
-
-def che(bounds: Floats, capacity: float, shared: int = 1, own: int = 0) -> float:
-    """Che's approximation: a block stays for a time T, the same for all, after its last reference."""
-    popularity = np.diff(bounds, prepend=0.0)
-
-    def occupied(time: float) -> float:
-        return float(shared * -np.expm1(-popularity * time).sum() + own * time)
-
-    low, high = 0.0, 1.0
-    while occupied(high) < capacity:
-        high *= 2.0
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if occupied(middle) < capacity else (low, middle)
-    return float((popularity * -np.expm1(-popularity * low)).sum())
+def test_ches_approximation() -> None:
+    """It gives the published figures."""
+    for case, expected in KNOWN.items():
+        digits = 5e-7 if case.own == 0 else 5e-4
+        assert case.in_theory == pytest.approx(expected, abs=digits), case
 
 
 @pytest.mark.parametrize(
-    ("num", "alpha", "capacity", "expected"),
-    [
-        (1000, 0.8, 100, 0.377790),
-        (1000, 1.0, 100, 0.576525),
-        pytest.param(10_000, 0.8, 1000, 0.436660, marks=pytest.mark.slow),
-        pytest.param(10_000, 1.0, 1000, 0.675602, marks=pytest.mark.slow),
-        pytest.param(10_000, 1.2, 1000, 0.861435, marks=pytest.mark.slow),
-    ],
+    "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES]
 )
-def test_lru_under_independent_references(num: int, alpha: float, capacity: int, expected: float) -> None:
-    bounds = zipf_bounds(num, alpha)
-    assert che(bounds, capacity) == pytest.approx(expected, abs=5e-7)
-    found = shared_hit_rate(bounds, capacity, seed=1, num_requests=200_000)
-    assert found == pytest.approx(expected, abs=TOLERANCE)
+def test_lru_under_independent_references(case: Zipf) -> None:
+    """Single blocks, and chains of 32 shared blocks before 4 of each request's own."""
+    assert case.reached(seed=2 if case.own else 1) == pytest.approx(KNOWN[case], abs=0.005)
 
 
 @pytest.mark.parametrize(("capacity", "expected"), [(1, 0.38), (2, 0.7192857)])
 def test_lru_of_three_contents_is_exact(capacity: int, expected: float) -> None:
-    bounds = np.cumsum([0.5, 0.3, 0.2])
-    rates = [shared_hit_rate(bounds, capacity, seed=seed, num_requests=5000) for seed in range(20)]
-    assert_mean(rates, expected)
+    found = three_contents(capacity)
+    print(found.row())
+    assert found.theory == expected and len(found.means) >= 20
+    assert found.met
 
 
-@pytest.mark.parametrize(
-    ("capacity", "expected"), [(2000, 0.5405), pytest.param(6000, 0.738, marks=pytest.mark.slow)]
-)
-def test_lru_of_chains(capacity: int, expected: float) -> None:
-    """500 groups, Zipf 1, with a prefix of 32 blocks, and 4 blocks of each request's own."""
-    bounds = zipf_bounds(500, 1.0)
-    assert che(bounds, capacity, shared=32, own=4) == pytest.approx(expected, abs=5e-4)
-    found = shared_hit_rate(bounds, capacity, seed=2, num_requests=100_000, shared=32, own=4)
-    assert found == pytest.approx(expected, abs=TOLERANCE)
+def test_the_exact_rate_by_the_states_of_the_list() -> None:
+    """Of two blocks: those of the two contents used last, of which the one before was another."""
+    assert sum(p * p for p in THREE) == pytest.approx(EXACT[1])
+    of_two = sum(p / (1 - q) * q * (p + q) for p in THREE for q in THREE if p != q)
+    assert of_two == pytest.approx(EXACT[2], abs=1e-7)
+
+
+def test_the_section_misses_its_bar_when_the_pool_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_theory, "CASES", (CASES[0]._replace(num_requests=60_000),))
+    assert all(check.met for check in cache_theory.section().checks)
+    whole = cache_theory.shared_hit_rate
+    monkeypatch.setattr(
+        cache_theory, "shared_hit_rate", lambda bounds, capacity, **more: whole(bounds, capacity // 2, **more)
+    )
+    monkeypatch.setattr(cache_theory, "EXACT", {2: EXACT[2]})
+    assert [check.met for check in cache_theory.section().checks] == [False, False]
 
 
 @either_scheduling

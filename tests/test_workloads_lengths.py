@@ -69,6 +69,7 @@ def test_columns_are_found_by_name_behind_a_byte_order_mark(tmp_path: Path) -> N
         ("n\n\u0663\n", "n", "line 2: n is '\u0663'"),
         ("n\n", "n", "holds no lengths"),
         ("", "n", "no column 'n' in line 1: name one of: none"),
+        ("n,m,n\n1,2,3\n", "n", "line 1: two columns are named 'n': rename all but one"),
         (b"n\n\xff\n", "n", "not a CSV file of UTF-8 text"),
     ],
 )

@@ -148,6 +148,20 @@ def test_namespaces_are_the_distinct_pairs_of_salt_and_adapter() -> None:
 
 
 # Known answer 8
+@pytest.mark.parametrize("high", [1 << 47, 1 << 50, 1 << 62, -(1 << 40)])
+def test_traces_of_the_same_texts_share_ids_however_high(tmp_path: Path, high: int) -> None:
+    """Whatever else each trace names before."""
+    tenants = {}
+    for tenant, ids in {"a": (high, high + 1), "b": (high + 2, high + 1, high + 2)}.items():
+        path = tmp_path / f"{tenant}.jsonl"
+        row = {"timestamp": 0, "input_length": 512, "output_length": 1}
+        path.write_text("".join(json.dumps(row | {"hash_ids": [one]}) + "\n" for one in ids))
+        tenants[tenant] = {"workload": {"kind": "trace", "path": str(path)}, "texts": "t"}
+    batch = whole(mix(**tenants))
+    both = shared_ids(batch, 0) & shared_ids(batch, 1)
+    assert (len(shared_ids(batch, 0)), len(shared_ids(batch, 1)), len(both)) == (2, 2, 1)
+
+
 @pytest.mark.parametrize(
     ("salts", "texts", "hits"),
     [

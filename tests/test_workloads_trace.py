@@ -38,6 +38,12 @@ def mooncake(**fields: Any) -> Row:
     return {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2], **fields}
 
 
+def twice(name: str, *values: Any) -> str:
+    """A Mooncake row with a field given again, or with two of a name."""
+    more = "".join(f', "{name}": {json.dumps(value)}' for value in values)
+    return json.dumps(mooncake())[:-1] + more + "}"
+
+
 def segments(**fields: Any) -> Row:
     return {
         "arrival_time": 0.5,
@@ -258,7 +264,7 @@ BAD_ROWS: list[tuple[Row | str | bytes, str]] = [
     (mooncake(timestamp="5"), "timestamp is '5': it must be a finite number"),
     (mooncake(timestamp=True), "timestamp is True"),
     (mooncake(timestamp=None), "timestamp is None"),
-    (mooncake(timestamp=float("nan")), "timestamp is nan: it must be a finite number"),
+    (mooncake(timestamp=float("nan")), "timestamp is nan: it must be a number of ms from 0 to 1e[+]15"),
     (mooncake(timestamp=float("inf")), "timestamp is inf"),
     (mooncake(timestamp=-3), "timestamp is -3"),
     (mooncake(input_length=600.0), "input_length is 600.0: it must be a whole number"),
@@ -282,6 +288,9 @@ BAD_ROWS: list[tuple[Row | str | bytes, str]] = [
     (mooncake(session_id=[1]), "session_id is "),
     (mooncake(priority="high"), "priority is 'high': it must be a whole number"),
     (mooncake(block_size=64), "block_size is 64, not 512"),
+    (twice("timestamp", 7), "timestamp is given twice: keep one of the two"),
+    (twice("hash_ids", [1, 2]), "hash_ids is given twice"),
+    (twice("cache_salt", "a", "b"), "cache_salt is given twice"),
     (f"{json.dumps(mooncake())} {json.dumps(mooncake())}", "not JSON"),
 ]
 
@@ -319,6 +328,40 @@ def test_a_bad_segment_row_names_its_line(tmp_path: Path, bad: Row, says: str) -
     path = write(tmp_path, segments(), segments(), bad)
     with pytest.raises(WorkloadError, match=f"line 3: {says}"):
         batches(path)
+
+
+def test_a_segment_row_that_says_a_thing_twice(tmp_path: Path) -> None:
+    for field in ("segments", "arrival_time", "mm", "output_length"):
+        good = segments(mm=[None, None])
+        bad = json.dumps(good)[:-1] + f', "{field}": {json.dumps(good[field])}}}'
+        with pytest.raises(WorkloadError, match=f"line 2: {field} is given twice"):
+            batches(write(tmp_path, segments(), bad))
+
+
+def test_what_is_ignored_may_be_said_twice(tmp_path: Path) -> None:
+    """Also where a line goes the slow way, and within other fields."""
+    inner = '{"timestamp": 1, "timestamp": 2}'
+    for extra in ('"x": 1, "x": 2', f'"x": {inner}'):
+        row = json.dumps(mooncake())[:-1] + f", {extra}}}"
+        assert len(contents(batches(write(tmp_path, row, row)))) == 2
+        assert len(contents(batches(write(tmp_path, row, row, mooncake(session_id=2**62, lora="y"))))) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"time_scale": 1e300}, "line 2: arrives after 1e[+]300 s.* check workload.time_scale"),
+        ({"time_scale": 1.7e308}, "line 2: arrives after .* check workload.time_scale"),
+        ({"arrival": "constant", "request_rate": 1e-320}, "arrives after inf s.* check workload.req"),
+    ],
+)
+def test_arrivals_beyond_all_clocks(
+    tmp_path: Path, fields: dict[str, Any], says: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    path = write(tmp_path, mooncake(), mooncake(timestamp=1000))
+    with pytest.raises(WorkloadError, match=says):
+        batches(path, **fields)
+    assert not recwarn
 
 
 def test_disorder_names_the_first_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

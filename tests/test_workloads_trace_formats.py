@@ -99,6 +99,20 @@ def test_chunks_of_sessions_do_not_matter(tmp_path: Path, monkeypatch: pytest.Mo
         assert contents(batches(path, limit=3)) == whole[:3]
 
 
+@pytest.mark.parametrize("field", [*DELTA[0]])
+def test_a_turn_that_says_a_thing_twice(tmp_path: Path, field: str) -> None:
+    bad = json.dumps(DELTA[1])[:-1] + f', "{field}": {json.dumps(DELTA[1][field])}}}'
+    with pytest.raises(WorkloadError, match=f"line 2: {field} is given twice: keep one of the two"):
+        batches(write(tmp_path, DELTA[0], bad))
+
+
+@pytest.mark.parametrize("rate", [1e-13, 1e-300, 5e-324])
+def test_sessions_beyond_all_clocks(tmp_path: Path, rate: float, recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.raises(WorkloadError, match=r"session_rate is .*: the last of 2 sessions would start after"):
+        batches(write(tmp_path, *DELTA), session_rate=rate)
+    assert not recwarn
+
+
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [

@@ -83,6 +83,11 @@ class CsvParser:
                     f"{self._path}, line {number}: no column {name!r} for {field}: the header has"
                     f" {', '.join(names[:12])}; set workload.columns"
                 )
+            if names.count(name) > 1:
+                raise WorkloadError(
+                    f"{self._path}, line {number}: {names.count(name)} columns are named {name!r}, which is"
+                    f" {field}: rename all but one"
+                )
             self._place[field] = names.index(name)
         self._num_fields = len(names)
 

@@ -18,6 +18,9 @@ from workloads.trace_rows import Layout
 
 LAYOUT = Layout("t", "input_length", "output_length", 1.0)
 _FIELDS = "session_id, t, input_length, output_length, keep and new_hash_ids"
+_KNOWN = (
+    "session_id", "t", "input_length", "output_length", "keep", "new_hash_ids", "think_time", "api_time",
+)  # fmt: skip
 _CHUNK = 2048  # lines
 
 
@@ -57,7 +60,7 @@ class _Table:
     def add(self, number: int, line: bytes) -> None:
         """Take in one line. Raises: WorkloadError; of the line only its session is remembered then."""
         where = f"{self._path}, line {number}"
-        row = parse_object(where, line)
+        row = parse_object(where, line, _KNOWN)
         session = self._session(where, row)
         last, self._last[session] = self._last[session], None
         if last is None:

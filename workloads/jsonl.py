@@ -24,7 +24,11 @@ Kind = Literal["mooncake", "segments"]
 TIME: dict[Kind, str] = {"mooncake": "timestamp", "segments": "arrival_time"}
 CONTENT: dict[Kind, str] = {"mooncake": "hash_ids", "segments": "segments"}
 NUMBERS, NAMES = ("block_size", "priority"), ("session_id", "cache_salt", "lora")
-OPTIONAL = NUMBERS + NAMES  # a name is a string or a whole number
+ITEMS = "mm"  # of segments only: for each of them a name, or null
+OPTIONAL: dict[Kind, tuple[str, ...]] = {  # a name is a string or a whole number
+    "mooncake": NUMBERS + NAMES,
+    "segments": (*NUMBERS, *NAMES, ITEMS),
+}
 _ARROW_TYPES = {int: pa.int64(), str: pa.string()}
 LAYOUT: dict[Kind, Layout] = {
     "mooncake": Layout("timestamp", "input_length", "output_length", 1000.0),
@@ -39,7 +43,9 @@ class Parser:
         self.path = path
         self.kind = kind
         self._begun = False
-        self._types: dict[str, type] = {name: int if name in NUMBERS else str for name in OPTIONAL}
+        self._optional = OPTIONAL[kind]
+        self._known = (TIME[kind], "input_length", "output_length", CONTENT[kind], *self._optional)
+        self._types: dict[str, type] = {name: int if name in NUMBERS else str for name in self._optional}
 
     def parse(self, before: int, lines: Sequence[bytes]) -> Rows:
         """Parse lines, of which the first is number `before` + 1; blank ones are skipped.
@@ -57,14 +63,16 @@ class Parser:
         for number, line in enumerate(lines, before + 1):
             if line.strip():
                 row = self._object(number, line)
-                self._learn({name: [row.get(name)] for name in OPTIONAL})
+                self._learn({name: [row.get(name)] for name in self._optional})
                 self._begun = True
                 return
 
     def _learn(self, optional: dict[str, list[Any]]) -> None:
         for name, values in optional.items():
+            if name == ITEMS:
+                values = [one for row in values if isinstance(row, list) for one in row]
             kinds = {type(value) for value in values} & {int, str}
-            if kinds and name in NAMES:
+            if kinds and name not in NUMBERS:
                 self._types[name] = kinds.pop()
 
     def _parse_fast(self, before: int, lines: Sequence[bytes]) -> Rows | None:
@@ -79,7 +87,7 @@ class Parser:
             ("input_length", pa.int64()),
             ("output_length", pa.int64()),
             (CONTENT[self.kind], ids_type if self.kind == "mooncake" else pa.list_(ids_type)),
-            *((name, _ARROW_TYPES[kind]) for name, kind in self._types.items()),
+            *((name, _arrow_type(name, kind)) for name, kind in self._types.items()),
         ]
         try:
             if not block.isascii():
@@ -92,7 +100,7 @@ class Parser:
             columns = [column.combine_chunks() for column in table.columns]
             optional = {
                 name: column.to_pylist()
-                for name, column in zip(OPTIONAL, columns[4:], strict=True)
+                for name, column in zip(self._optional, columns[4:], strict=True)
                 if column.null_count < n
             }
         except (pa.ArrowException, ValueError, OverflowError):
@@ -121,7 +129,7 @@ class Parser:
         columns: list[list[Any]] = [[], [], []]
         counts: list[int] = []
         ids: list[Any] = []
-        optional: dict[str, list[Any]] = {name: [] for name in OPTIONAL}
+        optional: dict[str, list[Any]] = {name: [] for name in self._optional}
         for number, line in enumerate(lines, before + 1):
             if not line.strip():
                 continue
@@ -138,13 +146,10 @@ class Parser:
             content = self._field(row, CONTENT[kind], number, check, wanted)
             counts.append(len(content))
             ids += content
-            for name in OPTIONAL:
+            for name in self._optional:
                 value = row.get(name)
                 if value is not None:
-                    if name in NUMBERS:
-                        self._field(row, name, number, is_whole, "a whole number")
-                    else:
-                        self._field(row, name, number, is_name, "a string or a whole number")
+                    self._field(row, name, number, *_KIND_OF.get(name, _NAME))
                 optional[name].append(value)
         self._learn(optional)
         flat, lens = ids, None
@@ -163,7 +168,7 @@ class Parser:
         )
 
     def _object(self, number: int, line: bytes) -> dict[str, Any]:
-        return parse_object(f"{self.path}, line {number}", line)
+        return parse_object(f"{self.path}, line {number}", line, self._known)
 
     def _field(
         self, row: dict[str, Any], name: str, number: int, check: Callable[[Any], bool], wanted: str
@@ -195,9 +200,24 @@ def is_name(value: Any) -> bool:
     return type(value) is str or is_whole(value)
 
 
+def _arrow_type(name: str, kind: type) -> pa.DataType:
+    return pa.list_(_ARROW_TYPES[kind]) if name == ITEMS else _ARROW_TYPES[kind]
+
+
+def _are_items(value: Any) -> bool:
+    return type(value) is list and all(one is None or is_name(one) for one in value)
+
+
 def _all_ids(value: Any) -> bool:
     return type(value) is list and all(type(i) is int and -(2**63) <= i < 2**64 for i in value)
 
 
 def _all_pairs(value: Any) -> bool:
     return type(value) is list and all(_all_ids(p) and len(p) == 2 and is_whole(p[1]) for p in value)
+
+
+# What an optional field must be: how it is checked, and how that is said.
+_NAME = (is_name, "a string or a whole number")
+_KIND_OF = dict.fromkeys(NUMBERS, (is_whole, "a whole number")) | {
+    ITEMS: (_are_items, "a list that has a name (a string or a whole number) or null for each segment")
+}

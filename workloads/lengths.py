@@ -148,6 +148,8 @@ def read_lengths(path: str, column: str) -> array[int]:
             if column not in (reader.fieldnames or []):
                 names = ", ".join(reader.fieldnames or []) or "none"
                 raise WorkloadError(f"{path}: no column {column!r} in line 1: name one of: {names}")
+            if (reader.fieldnames or []).count(column) > 1:
+                raise WorkloadError(f"{path}, line 1: two columns are named {column!r}: rename all but one")
             for row in reader:
                 text = (row[column] or "").strip()
                 if not (text.isascii() and text.isdigit() and len(text) < 11 and int(text) <= MAX_LEN):

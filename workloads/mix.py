@@ -19,6 +19,7 @@ from workloads.scan import Scan
 from workloads.shared_prefix import SharedPrefix
 from workloads.streams import Stream
 from workloads.trace import Trace
+from workloads.trace_batches import Contents
 
 OpenLoop = Documents | FewShot | FourteenTokens | Scan | SharedPrefix | Trace  # one at a time
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -96,14 +97,22 @@ class Mix(Workload):
         """Yield each tenant's requests, with numbers that no other tenant's can be taken for."""
         loras, namespaces = Numbering(1), Numbering(1)
         texts: dict[tuple[str, str], int] = {}
+        traced: dict[int, Contents] = {}  # by texts: the contents that traces have named
+        high_ids: dict[int, Numbering] = {}  # by texts
         for number, (name, tenant) in enumerate(self.tenants.items()):
             own = ("texts", tenant.texts) if tenant.texts is not None else ("tenant", name)
             first = texts.setdefault(own, number)
             lora = 0 if tenant.lora is None else loras(tenant.lora)
             common = (lora, tenant.cache_salt)
             namespace = 0 if common == (0, None) else namespaces(common)
-            source = tenant.workload.batches(_seed_of(name, seed), block_size)
-            yield _told_apart(source, tenant, number, first, lora, namespace)
+            own_seed = _seed_of(name, seed)
+            if isinstance(tenant.workload, Trace):
+                contents = traced.setdefault(first, Contents())
+                source = tenant.workload.batches(own_seed, block_size, contents)
+            else:
+                source = tenant.workload.batches(own_seed, block_size)
+            high = high_ids.setdefault(first, Numbering(PLAIN_IDS))
+            yield _told_apart(source, tenant, number, first, lora, namespace, high)
 
 
 def _seed_of(name: str, seed: np.random.SeedSequence) -> np.random.SeedSequence:
@@ -113,14 +122,20 @@ def _seed_of(name: str, seed: np.random.SeedSequence) -> np.random.SeedSequence:
 
 
 def _told_apart(
-    source: Iterator[Batch], tenant: Tenant, number: int, texts: int, lora: int, namespace: int
+    source: Iterator[Batch],
+    tenant: Tenant,
+    number: int,
+    texts: int,
+    lora: int,
+    namespace: int,
+    high_ids: Numbering,
 ) -> Iterator[Batch]:
     """Yield a tenant's batches with the numbers that they have in the mix.
 
-    `texts` is the number of the first tenant with the same texts; `lora` and `namespace` are what
-    the tenant gives to all its requests, 0: nothing.
+    `texts` is the number of the first tenant with the same texts, `high_ids` are these texts' ids
+    from PLAIN_IDS on, numbered anew; `lora` and `namespace` are what the tenant gives to all its
+    requests, 0: nothing.
     """
-    high_ids = Numbering(PLAIN_IDS)
     for batch in source:
         own_lora = _above(batch.lora, number + 1, LABEL_BITS)
         own_namespace = _above(batch.namespace, number + 1, LABEL_BITS)

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.request import Floats, Ints
-from workloads.trace_rows import Layout, Rows
+from workloads.errors import WorkloadError
+from workloads.trace_rows import LATEST, Layout, Rows
 
 DEFAULT_BLOCK = 64  # tokens an id stands for, in the traces of coding agents
 
@@ -41,12 +42,20 @@ class Sessions(NamedTuple):
 def start_times(sessions: Sessions, rate: float, rng: np.random.Generator) -> Floats:
     """Draw when each session starts, in seconds: Poisson with `rate` sessions a second, or all at 0.
 
-    Modifies `rng`: one draw a session, in file order.
+    Modifies `rng`: one draw a session, in file order. Raises: WorkloadError for a rate so low that
+    the last one would start after LATEST.
     """
     num = int(sessions.session.max(initial=-1)) + 1
     if np.isinf(rate):
         return np.zeros(num)
-    return np.cumsum(rng.standard_exponential(num) / rate)
+    with np.errstate(over="ignore"):
+        starts: Floats = np.cumsum(rng.standard_exponential(num) / rate)
+    if num and not starts[-1] <= LATEST:
+        raise WorkloadError(
+            f"session_rate is {rate:g}: the last of {num} sessions would start after {starts[-1]:g} s, and"
+            f" clocks end at {LATEST:g} s: raise it"
+        )
+    return starts
 
 
 def session_rows(sessions: Sessions, starts: Floats, chunk: int) -> Iterator[Rows]:

@@ -19,6 +19,7 @@ from workloads.lengths import MAX_LEN
 from workloads.prefix_model import PrefixModel
 
 if TYPE_CHECKING:
+    from workloads.trace_batches import Contents
     from workloads.trace_reader import TraceReader
 
 
@@ -29,7 +30,9 @@ class Trace(Workload, ClosedLoop):
     `hash_ids`, one id for each block of `trace_block_size` tokens of the prompt; either every
     file's last id may stand for a partial block, or partial blocks have none (the first row that
     tells decides). `segments`: `arrival_time` (s), `input_length`, `output_length` and `segments`,
-    pairs [id, length] over prompt and output. Either may have `session_id`, `cache_salt`, `lora`
+    pairs [id, length] over prompt and output; `mm` beside them has, for each segment, the identifier of
+    the image (audio, video) whose placeholder tokens it is, or null: the same tokens of another image
+    are other content. Either may have `session_id`, `cache_salt`, `lora`
     (strings or whole numbers; null: none) and `priority`; Mooncake rows also `block_size`. Other
     fields are ignored.
 
@@ -78,8 +81,10 @@ class Trace(Workload, ClosedLoop):
         """Whether the file's times matter, and so must not decrease."""
         return self.arrival == "trace" and self.concurrency is None
 
-    def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
-        yield from self.read(self.reader(seed), [block_size])
+    def batches(
+        self, seed: np.random.SeedSequence, block_size: int, contents: Contents | None = None
+    ) -> Iterator[Batch]:
+        yield from self.read(self.reader(seed, contents), [block_size])
 
     def read(self, reader: TraceReader, block_sizes: Sequence[int]) -> Iterator[Batch]:
         """Yield the requests of this trace's reader, for engines with any of these block sizes.
@@ -97,6 +102,13 @@ class Trace(Workload, ClosedLoop):
                 WorkloadWarning,
                 stacklevel=2,
             )
+        if reader.num_items:
+            warnings.warn(
+                f"{self.path}: of its {reader.num_items} multimodal items only what they share is simulated,"
+                " not their encoder, its time, budget and cache",
+                WorkloadWarning,
+                stacklevel=2,
+            )
         if reader.skipped.count:
             warnings.warn(
                 f"{self.path}: {reader.skipped.count} bad {reader.layout.place}s were skipped; the first:"
@@ -105,13 +117,16 @@ class Trace(Workload, ClosedLoop):
                 stacklevel=2,
             )
 
-    def reader(self, seed: np.random.SeedSequence) -> TraceReader:
-        """Open the file. Raises: WorkloadError if it is no trace, or not as the fields say."""
+    def reader(self, seed: np.random.SeedSequence, contents: Contents | None = None) -> TraceReader:
+        """Open the file; `contents` has the numbers that other traces gave to the same content.
+
+        Raises: WorkloadError if it is no trace, or not as the fields say.
+        """
         from workloads.trace_reader import (
             TraceReader,  # with Arrow, for which those who describe need not wait
         )
 
-        return TraceReader(self, seed)
+        return TraceReader(self, seed, contents)
 
     def _check_block(self, block: int | None, block_size: int) -> None:
         """Refuse blocks that would cut the trace's blocks askew, where nothing is known."""

@@ -16,18 +16,49 @@ from workloads.trace_rows import Rows
 PLAIN_IDS = 2**62
 
 
+class Contents:
+    """The numbers of a trace's contents; of several traces, if they mean the same by equal names.
+
+    The placeholder tokens of a multimodal item are a content of their own for each identifier. As
+    vLLM's block hashes cover the identifiers of all items that have a token in the block
+    (v1/core/kv_cache_utils.generate_block_hash_extra_keys), that gives the same blocks.
+    """
+
+    def __init__(self) -> None:
+        self.items: dict[int, tuple[int, str | int]] = {}  # number: the file's id, and the identifier
+        self._numbers = Numbering(PLAIN_IDS)
+
+    def numbers(self, ids: npt.NDArray[Any], items: list[Any]) -> Ints:
+        """The number of each segment; `items` has an identifier or None for each, or is empty.
+
+        Remembers what it has not met before.
+        """
+        odd = (ids < 0) | (ids >= PLAIN_IDS)
+        if not odd.any() and not items:
+            return ids.astype(np.int64, copy=False)
+        numbers = ids.tolist()
+        for i, one in enumerate(numbers):
+            if items and items[i] is not None:
+                numbers[i] = self._numbers((one, items[i]))
+                self.items[numbers[i]] = (one, items[i])
+            elif odd[i]:
+                numbers[i] = self._numbers(one)
+        return np.array(numbers, np.int64)
+
+
 class BatchBuilder:
     """Builds Batches from a trace's rows, and remembers which number stands for which name."""
 
-    def __init__(self, block: int | None, output_len: int | None) -> None:
+    def __init__(self, block: int | None, output_len: int | None, contents: Contents) -> None:
         self._block = block
         self._output_len = output_len
-        self._odd_ids = Numbering(PLAIN_IDS)
+        self._contents = contents
         self._fresh = 0
         self._sessions = Numbering()
         self._loras = Numbering(1)
         self._namespaces = Numbering(1)
         self.empty_outputs = 0  # requests whose output_length 0 became 1
+        self.num_items = 0  # multimodal ones
 
     def build(self, rows: Rows, arrival_time: Floats) -> Batch:
         """Return the checked rows as requests that arrive at the given times."""
@@ -51,7 +82,9 @@ class BatchBuilder:
         given = np.ones(start[-1], np.bool_)
         given[last] = False
         ids, lens = np.empty(len(given), np.int64), np.empty(len(given), np.int64)
-        ids[given] = self._content_ids(rows.ids)
+        items = _items_of(rows)
+        self.num_items += sum(item is not None for item in items)
+        ids[given] = self._contents.numbers(rows.ids, items)
         ids[last] = np.arange(-1 - self._fresh, -1 - self._fresh - n, -1)
         self._fresh += n
         if self._block is not None:
@@ -69,13 +102,6 @@ class BatchBuilder:
         lens[given] = np.clip(np.repeat(kept, counts) - begin, 0, rows.lens)
         lens[last] = rows.prompt_len + output - np.minimum(kept, np.diff(ends[rows.start]))
         return without_empty(start, ids, lens)
-
-    def _content_ids(self, ids: npt.NDArray[Any]) -> Ints:
-        odd = (ids < 0) | (ids >= PLAIN_IDS)
-        if not odd.any():
-            return ids.astype(np.int64, copy=False)
-        pairs = zip(ids.tolist(), odd.tolist(), strict=True)
-        return np.array([self._odd_ids(one) if is_odd else one for one, is_odd in pairs], np.int64)
 
     def _names(self, optional: dict[str, list[Any]]) -> dict[str, Any]:
         columns: dict[str, Any] = {}
@@ -95,3 +121,10 @@ class BatchBuilder:
                 for lora, salt in zip(loras, salts, strict=True)
             ]
         return columns
+
+
+def _items_of(rows: Rows) -> list[Any]:
+    """The identifier of each segment that is a multimodal item, None for the others; empty without any."""
+    counts = np.diff(rows.start).tolist()
+    of_rows = rows.optional.get("mm", [])
+    return [item for items, count in zip(of_rows, counts, strict=False) for item in items or [None] * count]

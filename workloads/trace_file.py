@@ -6,7 +6,7 @@ import contextlib
 import gzip
 import json
 import zlib
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
@@ -59,16 +59,37 @@ def _header(line: bytes) -> tuple[str, ...]:
     return tuple(field.strip() for field in fields)
 
 
-def parse_object(where: str, line: bytes) -> dict[str, Any]:
-    """Read a line as one JSON object. Raises: WorkloadError that begins with `where`."""
+class _Twice(dict[str, Any]):
+    """An object with fields that it gives more than once, and their names."""
+
+    names: frozenset[str]
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    twice = _Twice(found)
+    names = [name for name, _ in pairs]
+    twice.names = frozenset(name for name in found if names.count(name) > 1)
+    return twice
+
+
+def parse_object(where: str, line: bytes, fields: Collection[str] = ()) -> dict[str, Any]:
+    """Read a line as one JSON object, in which each of `fields` stands once.
+
+    Raises: WorkloadError that begins with `where`.
+    """
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         text = line[:40].decode("utf-8", "replace").strip()
         reason = str(error).partition(":")[0]
         raise WorkloadError(f"{where}: not JSON ({reason}): {text!r}: mend or delete the line") from None
     if not isinstance(row, dict):
         raise WorkloadError(f"{where}: not a JSON object but {short(row)}: a line is {{…}}")
+    if isinstance(row, _Twice) and (twice := sorted(row.names.intersection(fields))):
+        raise WorkloadError(f"{where}: {twice[0]} is given twice: keep one of the two")
     return row
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
 
-from sim.request import Batch
+from sim.request import Batch, Floats
 from workloads.csv_rows import AZURE_COLUMNS, CsvParser
 from workloads.delta import read_delta
 from workloads.errors import WorkloadError
@@ -17,9 +17,9 @@ from workloads.npz import read_npz
 from workloads.sessions import DEFAULT_BLOCK, session_rows, start_times
 from workloads.skipped import Skipped, good_parts
 from workloads.streams import Stream, generator
-from workloads.trace_batches import BatchBuilder
+from workloads.trace_batches import BatchBuilder, Contents
 from workloads.trace_file import Format, find_format, no_requests, read_chunks
-from workloads.trace_rows import Layout, Rows, check, names_partial_blocks, part
+from workloads.trace_rows import LATEST, Layout, Rows, check, names_partial_blocks, part
 
 if TYPE_CHECKING:
     from workloads.trace import Trace
@@ -30,7 +30,7 @@ MOONCAKE_BLOCK = 512  # tokens a hash id stands for, in the Mooncake traces
 class TraceReader:
     """Reads the file of a `Trace`. What it learns on the way is known after the first rows."""
 
-    def __init__(self, trace: Trace, seed: np.random.SeedSequence) -> None:
+    def __init__(self, trace: Trace, seed: np.random.SeedSequence, contents: Contents | None = None) -> None:
         """Find the format. Raises: WorkloadError for a file that is no trace, or fields that do not suit."""
         self.trace = trace
         self._seed = seed
@@ -40,6 +40,8 @@ class TraceReader:
         self.block: int | None = None  # tokens an id stands for; None: segments have lengths
         self.partial: bool | None = None  # whether a partial last block has an id; None: no row told
         self.empty_outputs = 0
+        self.num_items = 0  # multimodal ones
+        self.contents = Contents() if contents is None else contents
         self._done = 0  # requests handed out
         self._last_time = 0.0
 
@@ -86,7 +88,7 @@ class TraceReader:
         for found in self._rows():
             if len(found.line) and builder is None:
                 self.block = self._block(found)
-                builder = BatchBuilder(self.block, trace.output_len)
+                builder = BatchBuilder(self.block, trace.output_len, self.contents)
             for rows in self._good(found):
                 done = self._done
                 n = len(rows.line) if trace.limit is None else min(len(rows.line), trace.limit - done)
@@ -94,19 +96,31 @@ class TraceReader:
                     continue
                 assert builder is not None
                 rows = part(rows, 0, n)
-                if trace.concurrency is not None:
-                    times = np.zeros(n)
-                elif trace.arrival == "constant":
-                    times = np.arange(done, done + n) / trace.request_rate
-                else:
-                    times = rows.time / self.layout.per_second * trace.time_scale
+                times = np.zeros(n) if trace.concurrency is not None else self._arrivals(rows, done)
                 self._done = done + n
                 yield rows, builder.build(rows, times)
             if self._done == trace.limit:
                 break
         if builder is None or self._done == 0:
             raise no_requests(trace.path)
-        self.empty_outputs = builder.empty_outputs
+        self.empty_outputs, self.num_items = builder.empty_outputs, builder.num_items
+
+    def _arrivals(self, rows: Rows, done: int) -> Floats:
+        """Seconds, for an open loop; `done` requests came before. Raises: WorkloadError."""
+        trace = self.trace
+        field = "request_rate" if trace.arrival == "constant" else "time_scale"
+        with np.errstate(over="ignore"):
+            if trace.arrival == "constant":
+                times: Floats = np.arange(done, done + len(rows.line)) / trace.request_rate
+            else:
+                times = rows.time / self.layout.per_second * trace.time_scale
+        if not times.max() <= LATEST:
+            late = int(np.argmax(times))
+            raise WorkloadError(
+                f"{trace.path}, {self.layout.place} {rows.line[late]}: arrives after {times[late]:g} s, and"
+                f" clocks end at {LATEST:g} s: check workload.{field}"
+            )
+        return times
 
     def _rows(self) -> Iterator[Rows]:
         """The rows of the file in order of arrival, not yet checked."""

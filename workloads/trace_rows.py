@@ -13,6 +13,7 @@ from sim.request import Floats, Ints
 from workloads.errors import WorkloadError
 from workloads.lengths import MAX_LEN
 
+LATEST = 1e12  # seconds: later than that, a float has no more milliseconds
 Bools = npt.NDArray[np.bool_]
 
 
@@ -87,9 +88,10 @@ def check(
             found.append((row, f"{problem(row)}: {advice}"))
 
     expect(
-        np.isfinite(time) & (time >= 0),
+        (time >= 0) & (time <= LATEST * layout.per_second),
         lambda i: f"{layout.time} is {time[i]:g}",
-        f"it must be a finite number of {'ms' if layout.per_second == 1000 else 's'}, from 0",
+        f"it must be a number of {'ms' if layout.per_second == 1000 else 's'}"
+        f" from 0 to {LATEST * layout.per_second:g}",
     )
     if previous is not None:
         before = np.concatenate([[previous], time[:-1]])
@@ -139,9 +141,34 @@ def check(
         lambda i: "cache_salt is empty",
         "leave it out, or write null",
     )
+    items = rows.optional.get("mm", [])
+    expect(
+        np.array([names is None or len(names) == counts[i] for i, names in enumerate(items)], np.bool_),
+        lambda i: f"mm has {len(items[i])} entries for {counts[i]} segments",
+        "it must have a name or null for each",
+    )
+    expect(
+        np.array([not names or "" not in names for names in items], np.bool_),
+        lambda i: "mm has an empty name",
+        "write null where a segment is no item",
+    )
+    if layout.has_all_tokens:
+        expect(
+            np.array([_items_end(rows, i) <= prompt[i] for i in range(len(items))], np.bool_),
+            lambda i: f"mm names an item that ends {_items_end(rows, i) - prompt[i]} tokens after the prompt",
+            "an item's tokens lie in the prompt",
+        )
     if found:
         row, problem = min(found, key=itemgetter(0))
         raise WorkloadError(f"{path}, {layout.place} {rows.line[row]}: {problem}")
+
+
+def _items_end(rows: Rows, row: int) -> int:
+    """The tokens up to the end of a row's last multimodal item; 0 without one."""
+    names = rows.optional["mm"][row]
+    last = max((i for i, name in enumerate(names or ()) if name is not None), default=-1)
+    assert rows.lens is not None
+    return int(rows.lens[rows.start[row] : rows.start[row] + last + 1].sum())
 
 
 def _fitting(prompt: int, count: int) -> str:

@@ -167,13 +167,17 @@ def read_run(requests: Path) -> MeasuredRun:
 def read_ticks(requests: Path, run: MeasuredRun) -> Ticks:
     """The time series beside the requests file of `run`. Raises InputError as `read_run` does."""
     path = _beside(requests, "timeseries.csv")
+    reader = csv.DictReader(_text(path).splitlines())
+    for name in _Tick.model_fields:
+        if (reader.fieldnames or []).count(name) > 1:
+            raise InputError(f"{path}:1: two columns are named {name}; keep one of them")
     ticks = [
         _as(
             _Tick,
             {name: _number(row[name]) for name in _Tick.model_fields if name in row},
             f"{path}:{number}",
         )
-        for number, row in enumerate(csv.DictReader(_text(path).splitlines()), 2)
+        for number, row in enumerate(reader, 2)
     ]
     columns = ([getattr(tick, name) for tick in ticks] for name in _Tick.model_fields)
     time, running, waiting, percent = (np.array(column, np.float64) for column in columns)

@@ -75,7 +75,7 @@ def calibrate(
             if data is None and out is None and not DATA.is_dir():
                 raise InputError(f"calibrate --validate: no measurements in {DATA}: give --data or --out")
             announce_compilation()
-            raise typer.Exit(hold_against_bars(data, out))
+            raise typer.Exit(hold_against_bars(data, out, progress=lambda title: say(f"checked: {title}")))
         if data is not None:
             raise InputError("calibrate: --data goes with --validate only")
         if gpu is None or model is None:

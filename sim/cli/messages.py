@@ -75,10 +75,12 @@ def say(text: str) -> None:
 
 
 def announce_compilation() -> None:
-    from sim._jit import is_compiled_cached
+    """Say it when something is compiled: input that is refused before that is refused in one line."""
+    from sim._jit import before_compiling
 
-    if not is_compiled_cached():
-        say("compiling for the first time; later runs load the machine code from the cache")
+    before_compiling(
+        lambda: say("compiling for the first time; later runs load the machine code from the cache")
+    )
 
 
 @contextlib.contextmanager

@@ -63,18 +63,22 @@ def run(
         Path | None,
         typer.Option(metavar="FILE.npz", help="Begin with a prefix cache that another run has left."),
     ] = None,
+    what_if: Annotated[
+        bool,
+        typer.Option("--what-if", help="Run again with twice the pool, half the block, and without caching."),
+    ] = False,
     output: FormatOption = Format.table,
 ) -> None:
     """Simulate a scenario and report hit rate, latencies and load."""
     with one_line_errors():
         if compare is not None:
-            if any(given is not None for given in (timeline, timeline_window, report)):
-                raise InputError("--timeline and --report show one run; leave them out, or --compare")
+            if what_if or any(given is not None for given in (timeline, timeline_window, report)):
+                raise InputError("--timeline, --report and --what-if are of one run; leave out --compare")
             if save_cache is not None or load_cache is not None:
                 raise InputError("--save-cache and --load-cache are of one run; leave them out, or --compare")
             _run_side_by_side(scenario, overrides or (), compare, out, output)
             return
-        from sim.report import result_folder, show, to_json, write
+        from sim.report import print_lines, result_folder, show, to_json, write
         from sim.scenario import load
 
         loaded = load(scenario, overrides or ())
@@ -99,6 +103,10 @@ def run(
                     cache=cache,
                     save_cache=save_cache is not None,
                 )
+            if what_if:
+                from sim.what_if import answers
+
+                result.summary["what_if"] = answers(result, progress_bar, cache)
             if folder is not None:
                 write(result, folder)
             page = _page(result) if report is not None else ""
@@ -129,6 +137,10 @@ def run(
             from rich.console import Console
 
             show(result, Console())
+            if what_if:
+                from sim.what_if import lines
+
+                print_lines(lines(result.summary["what_if"]), Console())
         sys.stdout.flush()
 
 

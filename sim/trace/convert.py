@@ -7,7 +7,7 @@ import gzip
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -25,6 +25,7 @@ from workloads.trace_rows import Rows
 
 DEFAULT_BLOCK = 512  # tokens an id stands for, where the trace has no ids
 Target = Literal["mooncake", "segments"]
+_KEPT = [name for name in OPTIONAL["mooncake"] if name != "block_size"]  # fields that stay as they are
 
 
 def convert(
@@ -51,7 +52,7 @@ def convert(
     with _written_whole(out) as file:
         for rows, batch in reader:
             if target == "segments":
-                content = _segments(batch)
+                content = _segments(batch, reader.contents.items)
             elif reader.block is None:
                 content = _chain_ids(batch, block_size or DEFAULT_BLOCK, chains)
             elif block_size in (None, reader.block):
@@ -65,7 +66,7 @@ def convert(
             milliseconds = (rows.time * (1000 / reader.layout.per_second)).tolist()
             prompts = rows.prompt_len.tolist()
             outputs = (batch if target == "segments" else rows).output_len.tolist()
-            names = [name for name in OPTIONAL if name in rows.optional and name != "block_size"]
+            names = [name for name in _KEPT if name in rows.optional]
             for i, fields in enumerate(content):
                 row: dict[str, Any]
                 if target == "mooncake":
@@ -86,10 +87,16 @@ def _ids(rows: Rows, block: int) -> Iterator[dict[str, Any]]:
         yield {"hash_ids": rows.ids[first:end].tolist(), "block_size": block}
 
 
-def _segments(batch: Batch) -> Iterator[dict[str, Any]]:
-    pairs = np.column_stack([batch.segment_id, batch.segment_len])
+def _segments(batch: Batch, items: Mapping[int, tuple[int, str | int]]) -> Iterator[dict[str, Any]]:
+    """Segments by their numbers, and multimodal items as they were: by id and identifier."""
+    ids, lens = batch.segment_id.tolist(), batch.segment_len.tolist()
     for first, end in pairwise(batch.segment_start.tolist()):
-        yield {"segments": pairs[first:end].tolist()}
+        mm = [items[one][1] if one in items else None for one in ids[first:end]]
+        pairs = [
+            [items[one][0] if one in items else one, length]
+            for one, length in zip(ids[first:end], lens[first:end], strict=True)
+        ]
+        yield {"segments": pairs} | ({"mm": mm} if any(one is not None for one in mm) else {})
 
 
 def _chain_ids(batch: Batch, block: int, chains: Numbering) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.request import Floats, Ints
+from sim.request import Batch, Floats, Ints
 from sim.stack import blocks_above
 from sim.trace.prefix_tree import Runs, add, new_tree
 from workloads import Trace
@@ -40,10 +40,11 @@ def describe(
     columns: list[tuple[Floats, Ints, Ints]] = []
     found: list[Runs] = []
     sessions: set[int] = set()
-    done = 0
+    done = mm_tokens = 0
     for _, batch in reader:
         tree, runs = add(tree, batch, batch.prompt_len + batch.output_len - 1)
         columns.append((batch.arrival_time, batch.prompt_len, batch.output_len))
+        mm_tokens += _item_tokens(batch, reader)
         found.append(runs)
         sessions.update(np.unique(batch.session_id[batch.session_id >= 0]).tolist())
         done += len(batch.prompt_len)
@@ -72,6 +73,9 @@ def describe(
         "output_len": _lengths(output),
         "total_input_tokens": int(prompt.sum()),
         "total_output_tokens": int(output.sum()),
+        "mm_items": reader.num_items,
+        "distinct_mm_items": len(reader.contents.items),
+        "mm_tokens": mm_tokens,
         "distinct_tokens": int(computed.sum() - (runs.end - runs.begin).sum()),
         "ideal_hit_rate": {
             str(size): float(hit_tokens(shared, prompt, size).sum() / prompt.sum()) for size in block_sizes
@@ -95,6 +99,14 @@ def hit_tokens(shared: Ints, prompt_len: Ints, block_size: int) -> Ints:
     less its last token.
     """
     return np.minimum(shared // block_size, (prompt_len - 1) // block_size) * block_size
+
+
+def _item_tokens(batch: Batch, reader: TraceReader) -> int:
+    """Placeholder tokens of the multimodal items of a batch."""
+    items = reader.contents.items
+    if not items:
+        return 0
+    return int(batch.segment_len[np.isin(batch.segment_id, list(items))].sum())
 
 
 def _lengths(lens: Ints) -> dict[str, float]:

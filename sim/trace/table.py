@@ -58,6 +58,9 @@ def _facts(figures: dict[str, Any]) -> list[tuple[str, str]]:
     if figures["request_rate"] is not None:
         facts.insert(2, ("Requests per second", f"{figures['request_rate']:.4g}"))
         facts.insert(3, ("CV of the gaps between arrivals", f"{figures['arrival_cv']:.2f}"))
+    if figures["mm_items"]:
+        of = f"{figures['mm_items']:,} ({figures['distinct_mm_items']:,} different)"
+        facts.append(("Multimodal items", f"{of}, {figures['mm_tokens']:,} tokens"))
     if figures["trace_block_size"] is not None:
         facts.append(("Tokens an id stands for", f"{figures['trace_block_size']:,}"))
     return facts

@@ -10,14 +10,24 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.calibrate import require_scipy
 from sim.errors import InputError
 from sim.out_file import check_out, replace_text
-from sim.validate import closed_form, components, context, routing, silicon_page, single_request, step_speed
+from sim.validate import (
+    cache_theory,
+    closed_form,
+    components,
+    context,
+    queueing,
+    routing,
+    silicon_page,
+    single_request,
+    step_speed,
+)
 from sim.validate.engine_runs import pool_section, rtx4090_section
 from sim.validate.section import Check, Section, table
 
@@ -37,44 +47,51 @@ def check_options(data: Path | None, out: Path | None) -> None:
     check_place(out or PAGE)
 
 
-def validate(data: Path | None = None, out: Path | None = None) -> int:
+def validate(
+    data: Path | None = None, out: Path | None = None, *, progress: Callable[[str], None] | None = None
+) -> int:
     """Write the page to `out` and its figures to the folder beside it of the same stem.
 
     `data` holds calibration/ and traces/, the measurements that are not shipped; sections without
-    theirs are skipped. None: DATA, PAGE. Returns 1 if a bar is missed, else 0. All is written, or
+    theirs are skipped. None: DATA, PAGE. `progress` is told the title of each section when it is done.
+    Returns 1 if a bar is missed, else 0. All is written, or
     nothing: raises InputError, one line, for damaged files or a place that cannot be written.
     """
     from rich.console import Console
 
     check_options(data, out)  # before a minute's work
     out = out or PAGE
-    sections = all_sections(data or DATA)
+    sections = []
+    for section in all_sections(data or DATA):
+        sections.append(section)
+        if progress is not None:
+            progress(section.title)
     write(sections, out)
     checks = [check for section in sections for check in section.checks]
     show(checks, Console())
     return int(any(check.met is False for check in checks))
 
 
-def all_sections(data: Path) -> list[Section]:
-    """In the page's order."""
-    return [
-        components.section(),
-        closed_form.section(),
-        step_speed.section(),
-        context.section(data),
-        silicon_page.section(),
-        single_request.section(),
-        rtx4090_section(data),
-        pool_section(),
-        routing.section(),
-    ]
+def all_sections(data: Path) -> Iterator[Section]:
+    """In the page's order, each made when its turn comes."""
+    yield components.section()
+    yield closed_form.section()
+    yield step_speed.section()
+    yield context.section(data)
+    yield silicon_page.section()
+    yield single_request.section()
+    yield rtx4090_section(data)
+    yield pool_section()
+    yield routing.section()
+    yield queueing.section()
+    yield cache_theory.section()
 
 
 def to_text(sections: Sequence[Section], folder: str) -> str:
     """The page in Markdown; `folder`: where its figures are, from the page."""
     checks = [check for section in sections for check in section.checks]
     lines = [
-        "# What was checked against measurements",
+        "# What was checked against measurements and theory",
         "",
         f"Made by `{COMMAND}`, which exits with 1 if a bar is missed. {tally(checks)}",
         "",
