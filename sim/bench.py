@@ -50,7 +50,8 @@ def time_work(path: Path, block_size: int) -> dict[str, Any]:
     from sim.calibration import load_calibration
     from sim.core import EngineConfig
     from sim.cost import compile_cost
-    from sim.metrics import Records, summarize
+    from sim.metrics import summarize
+    from sim.records import Records
     from sim.simulate import simulate
     from workloads import Trace
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.core import EngineConfig
 from sim.groups import rows_of
-from sim.metrics import Records
+from sim.records import Records
 from sim.totals import Totals
 
 

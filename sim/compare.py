@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import InputError
-from sim.scenario import Scenario, load
+from sim.scenario import Scenario
+from sim.scenario_file import load
 
 LABEL = 32
 FIGURES = {  # of the summary, by key

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.fates import FATES
-from sim.metrics import FATE_COLUMNS, Records
+from sim.records import FATE_COLUMNS, Records
 
 Ints = npt.NDArray[np.int64]
 Row = dict[str, Any]

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from sim import __version__, cache_plots, plots
 from sim.metrics import HIT_RATE_DEFINITION
 from sim.report import FATE_MEANINGS, HEADINGS, OF_REPLICAS, PART_NAMES, VERDICTS
-from sim.scenario import to_yaml
+from sim.scenario_file import to_yaml
 from sim.simulation import Result
 
 INCHES = (5.0, 3.3)  # of a figure: about the width of a phone, so that its text keeps its size

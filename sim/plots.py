@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 if TYPE_CHECKING:
-    from sim.metrics import Records
+    from sim.records import Records
     from sim.simulation import Result
 
 Floats = npt.NDArray[np.float64]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from sim.core import EngineConfig
     from sim.cost import StepCost
-    from sim.metrics import Records
+    from sim.records import Records
 
 Floats = npt.NDArray[np.float64]
 Column = npt.NDArray[Any]

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from sim.errors import InputError, Livelock
 from sim.groups import breakdowns
-from sim.metrics import Records, Slo, summarize
+from sim.metrics import Slo, summarize
+from sim.records import Records
 from sim.resolve import Resolved, resolve
 from sim.scenario import Scenario, SloLimits
 from sim.traffic import requests, think_times

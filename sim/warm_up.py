@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sim.metrics import Records
+    from sim.records import Records
     from sim.totals import Totals
 
 SUMS = (

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sim.cli import app
-from sim.report import RESULT_FILES
+from sim.result_folder import RESULT_FILES
 
 WORKLOAD = (
     "workload: {kind: fourteen_tokens, num_requests: 40, prompt_len: 64, shared_len: 48, request_rate: 5}\n"

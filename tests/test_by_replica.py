@@ -13,7 +13,7 @@ from sim.errors import InputError
 from sim.fates import FATES
 from sim.html_report import to_html
 from sim.report import lines
-from sim.scenario import load
+from sim.scenario_file import load
 from sim.simulation import Result, run
 
 SCENARIO = """\

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from sim.cli import app
 from sim.engine import FATE_FIELDS
-from sim.report import RESULT_FILES, result_folder
+from sim.result_folder import RESULT_FILES, result_folder
 from workloads import WorkloadError
 
 SCENARIO = """\

@@ -17,7 +17,7 @@ from sim.cli import app
 from sim.compare import FIGURES, folder_names, lines, load_all, split
 from sim.errors import InputError
 from sim.plots import ttft_cdfs
-from sim.report import RESULT_FILES
+from sim.result_folder import RESULT_FILES
 
 SCENARIO = """\
 seed: 3

@@ -23,7 +23,7 @@ from sim.fates import FATES, MISSES, miss_fates
 from sim.history import ROOT
 from sim.report import lines
 from sim.request import Batch, make_batch
-from sim.scenario import load
+from sim.scenario_file import load
 from sim.simulation import run as run_scenario
 from sim.state import State
 from sim.verify.manager import reset_prefix_cache

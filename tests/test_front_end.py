@@ -17,7 +17,7 @@ from sim.front_end import FrontEnd, HashTimes, hash_time_us, shipped_times
 from sim.hashing import ALGORITHMS, Algorithm
 from sim.report import lines
 from sim.saturation import front_end_work
-from sim.scenario import load
+from sim.scenario_file import load
 from sim.simulation import run
 
 ROOT = Path(__file__).parent.parent

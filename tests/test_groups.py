@@ -12,9 +12,9 @@ from test_metrics import closed, cut, make_chunk, random_chunk
 from sim.engine import FATE_FIELDS
 from sim.fates import FATES
 from sim.groups import MOST_GROUPS, breakdowns
-from sim.metrics import ROW_GROUP
+from sim.records import ROW_GROUP
 from sim.report import lines
-from sim.scenario import load
+from sim.scenario_file import load
 from sim.simulation import Result, run
 
 TENANTS = ("chat", "rag")

@@ -17,7 +17,7 @@ from test_metrics import closed, make_chunk
 
 from sim import cache_plots, plots
 from sim.html_report import SHOWN_ROWS, to_html
-from sim.scenario import load
+from sim.scenario_file import load
 from sim.simulation import Result, run
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}

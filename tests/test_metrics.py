@@ -18,7 +18,8 @@ from sim.columns import X
 from sim.core import EngineConfig
 from sim.domain import StepsOutside
 from sim.histogram import new_histogram
-from sim.metrics import COLUMNS, ROW_GROUP, Records, Slo, summarize
+from sim.metrics import Slo, summarize
+from sim.records import COLUMNS, ROW_GROUP, Records
 from sim.residency import new_durations
 from sim.saturation import Saturation, saturation
 from sim.timeseries import Samples

@@ -16,7 +16,7 @@ from test_workloads_trace import mooncake, write
 from typer.testing import CliRunner, Result
 
 from sim.cli import app
-from sim.report import MRC_FILES
+from sim.result_folder import MRC_FILES
 
 SCENARIO = """\
 model: llama-3.1-8b

@@ -14,7 +14,7 @@ from simulation import APART, engine, run
 from test_workloads_trace import Row, batches, contents, hit_tokens, write
 
 from sim.hashing import MultimodalItem, block_hashes, none_hash
-from sim.scenario import load
+from sim.scenario_file import load
 from sim.simulation import run as run_scenario
 from sim.trace.convert import convert
 from sim.trace.describe import describe

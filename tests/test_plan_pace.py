@@ -9,7 +9,8 @@ import pytest
 
 from sim.errors import InputError
 from sim.plan.pace import Pace, pace_of, paced
-from sim.scenario import Scenario, load
+from sim.scenario import Scenario
+from sim.scenario_file import load
 
 SHARED = "kind: shared_prefix, num_requests: 50, prefix_len: 64, suffix_len: 8, output_len: 4"
 ITS_OWN = Pace("speed", "x its own pace", 1.0)

@@ -20,7 +20,7 @@ from sim.calibrate.measured_run import MeasuredRun, read_run, read_ticks
 from sim.cost import StepCost, linear_cost
 from sim.request import Batch, make_batch
 from sim.resolve import resolve
-from sim.scenario import load
+from sim.scenario_file import load
 from sim.validate.rtx4090 import (
     CALIBRATION,
     KV_LIMIT,

@@ -12,10 +12,10 @@ import pytest
 from sim.core import EngineConfig
 from sim.cost import linear_cost
 from sim.errors import Livelock
-from sim.metrics import Records
+from sim.records import Records
 from sim.request import make_batch
 from sim.saturation import Saturation, saturation
-from sim.scenario import load
+from sim.scenario_file import load
 from sim.simulate import simulate
 from sim.simulation import run
 

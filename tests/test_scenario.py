@@ -9,7 +9,8 @@ import pytest
 
 from sim.errors import InputError
 from sim.resolve import resolve
-from sim.scenario import Scenario, WholeStep, load, to_yaml
+from sim.scenario import Scenario, WholeStep
+from sim.scenario_file import load, to_yaml
 
 GOOD = """\
 name: small

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from sim.errors import InputError
-from sim.scenario import load
+from sim.scenario_file import load
 from sim.sweep.axes import Axis, LogRange, Range, Value, label_of, values_of
 from sim.sweep.bands import band, student_t
 from sim.sweep.figures import Shape, curve, figure_of, shape_of

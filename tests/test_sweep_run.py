@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 
 from sim.cli import app
 from sim.errors import InputError
-from sim.scenario import Scenario, load
+from sim.scenario import Scenario
+from sim.scenario_file import load
 from sim.simulation import run
 from sim.sweep.cluster import connected, on_cluster
 from sim.sweep.content import Replay, _kept, _size, with_content

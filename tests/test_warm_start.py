@@ -18,7 +18,8 @@ from sim.errors import InputError
 from sim.html_report import to_html
 from sim.report import lines
 from sim.resolve import resolve
-from sim.scenario import Scenario, load, to_yaml
+from sim.scenario import Scenario
+from sim.scenario_file import load, to_yaml
 from sim.simulation import Result
 from sim.simulation import run as simulate
 from sim.snapshot_file import read_cache, write_cache

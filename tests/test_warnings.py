@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sim.cli import app
-from sim.scenario import load
+from sim.scenario_file import load
 from sim.simulation import run
 
 SCENARIO = """\

@@ -13,7 +13,7 @@ from sim import what_if
 from sim.cli import app
 from sim.core import EngineConfig
 from sim.errors import InputError
-from sim.scenario import load
+from sim.scenario_file import load
 from sim.what_if import FIGURES, changes
 
 SCENARIO = """\

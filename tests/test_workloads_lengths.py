@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from sim.errors import InputError
 from sim.request import Ints
-from sim.scenario import load, to_yaml
+from sim.scenario_file import load, to_yaml
 from workloads import WorkloadError
 from workloads.lengths import read_lengths
 

@@ -15,7 +15,7 @@ from simulation import engine, run
 
 from sim.errors import InputError
 from sim.request import Batch, Ints
-from sim.scenario import load
+from sim.scenario_file import load
 from workloads import Mix
 from workloads.base import Workload
 

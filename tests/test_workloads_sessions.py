@@ -170,7 +170,7 @@ def test_what_needs_fixed_times_says_so() -> None:
 
 @pytest.mark.parametrize("kind", ["multi_turn", "agent", "tree"])
 def test_the_shipped_scenarios_resolve(kind: str) -> None:
-    from sim.scenario import load
+    from sim.scenario_file import load
 
     scenario: Scenario = load(f"scenarios/{kind}.yaml")
     assert scenario.workload.kind == kind

@@ -100,7 +100,7 @@ def mrc(
             refuse_long=long_requests is LongRequests.refuse,
         )
         scale = scale._replace(null_block=null_block)
-        from sim.report import result_folder
+        from sim.result_folder import result_folder
 
         with result_folder(out) if out is not None else contextlib.nullcontext() as folder:
             announce_compilation()
@@ -131,7 +131,7 @@ def _scenario(source: Path, overrides: Sequence[str], timed: int | None) -> Scen
         if timed is not None:
             raise InputError(f"--timed: {source} is a trace, which names no engine; give a scenario (.yaml)")
         return None
-    from sim.scenario import load
+    from sim.scenario_file import load
 
     scenario = load(source, overrides)
     if not scenario.engine.enable_prefix_caching:
@@ -221,7 +221,7 @@ def _write(studies: list[Study], scale: Scale, scenario: Scenario | None, folder
     """Write the files of --out."""
     from sim.mrc.figure import write_figure
     from sim.mrc.report import timed_rows, to_json, whole_curve, write_csv
-    from sim.scenario import to_yaml
+    from sim.scenario_file import to_yaml
 
     with (folder / "mrc.json").open("w", encoding="utf-8") as file:
         file.writelines(to_json(studies, scale))

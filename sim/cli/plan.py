@@ -61,8 +61,9 @@ def plan(
         from sim.plan.report import lines, to_object, told, write
         from sim.plan.vary import parse_vary
         from sim.plan.winners import make_plan
-        from sim.report import print_lines, result_folder, to_json
-        from sim.scenario import load
+        from sim.report import print_lines, to_json
+        from sim.result_folder import result_folder
+        from sim.scenario_file import load
 
         check_price(price)
         limits, varied = parse_limits(slo or ()), parse_vary(vary or ())

@@ -78,8 +78,9 @@ def run(
                 raise InputError("--save-cache and --load-cache are of one run; leave them out, or --compare")
             _run_side_by_side(scenario, overrides or (), compare, out, output)
             return
-        from sim.report import print_lines, result_folder, show, to_json, write
-        from sim.scenario import load
+        from sim.report import print_lines, show, to_json
+        from sim.result_folder import result_folder, write
+        from sim.scenario_file import load
 
         loaded = load(scenario, overrides or ())
         if report is not None:
@@ -149,7 +150,8 @@ def _run_side_by_side(
 ) -> None:
     """Run a scenario once for each value of `compared`, and report the runs together."""
     from sim.compare import folder_names, lines, load_all, to_csv, to_object
-    from sim.report import print_lines, result_folder, to_json, write
+    from sim.report import print_lines, to_json
+    from sim.result_folder import result_folder, write
 
     field, scenarios = load_all(scenario, overrides, compared)
     from sim.simulation import run as simulate

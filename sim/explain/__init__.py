@@ -92,7 +92,7 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
 
     from sim.explain.walk import Walk
     from sim.resolve import resolve
-    from sim.scenario import load
+    from sim.scenario_file import load
 
     scenario = load(path, overrides)
     if scenario.prime is not None:

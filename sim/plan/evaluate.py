@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.errors import InputError
-from sim.metrics import Records
 from sim.plan.objective import GOOD, KEYS, Limit, overload
+from sim.records import Records
 from sim.resolve import resolve
-from sim.scenario import Scenario, load
+from sim.scenario import Scenario
+from sim.scenario_file import load
 
 FIGURES = (  # of the summary, kept of every run
     "completed", "failed", "duration", "request_throughput", "output_throughput", "total_token_throughput",

@@ -16,7 +16,7 @@ from sim.plan.evaluate import Bench, Evaluation, Point, Run, shown
 from sim.plan.objective import GOOD, KEYS
 from sim.plan.winners import Plan, Winner
 from sim.report import to_json
-from sim.scenario import to_yaml
+from sim.scenario_file import to_yaml
 
 WIDTH = 64
 CELL = 13  # columns between two figures of the table

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sim.errors import InputError, suggestion
 from sim.out_file import replace_text
-from sim.scenario import to_yaml
+from sim.scenario_file import to_yaml
 from sim.sweep.folder import CURVES, JOURNAL, TABLE, check_folder, prepare_folder
 from sim.sweep.grid import Point, points
 from sim.sweep.journal import Journal, Record, journal

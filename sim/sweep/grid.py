@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import NamedTuple
 
-from sim.scenario import Draft, Scenario, check, put
+from sim.scenario import Scenario
+from sim.scenario_file import Draft, check, put
 from sim.sweep.axes import Value
 from sim.sweep.schema import Plan
 

@@ -7,7 +7,8 @@ import hashlib
 from pathlib import Path
 
 from sim._jit import sources
-from sim.scenario import Scenario, named_files
+from sim.scenario import Scenario
+from sim.scenario_file import named_files
 
 
 @functools.cache

@@ -11,7 +11,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, StringConstraints, ValidationError
 
 from sim.errors import InputError, Location, describe
-from sim.scenario import Count, Draft, Section, anchor, override, put, read, read_text
+from sim.scenario import Count, Section
+from sim.scenario_file import Draft, anchor, override, put, read, read_text
 from sim.sweep.axes import Axis, Value, Values, label_of, values_of
 from sim.yaml_lines import Lines, dump, parse
 

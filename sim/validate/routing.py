@@ -13,7 +13,8 @@ import numpy as np
 
 from sim.plots import BLUE, GREY, ORANGE, drawn
 from sim.request import Floats
-from sim.scenario import Scenario, load
+from sim.scenario import Scenario
+from sim.scenario_file import load
 from sim.simulation import run
 from sim.validate.section import Check, Section, skipped, table
 
