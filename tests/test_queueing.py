@@ -9,7 +9,7 @@ from simulation import Run, run
 
 from sim.replicas import Cluster
 from sim.router import CENTRAL_QUEUE
-from sim.validate import queueing
+from sim.validate import queueing, queues
 from sim.validate.queueing import (
     COST,
     GRAIN,
@@ -50,10 +50,10 @@ def test_theory() -> None:
         assert SERVERS[name].mean_wait == pytest.approx(expected, abs=digits), name
     mean, mean_square = PREFILL.moments()
     assert 10.0 * mean == pytest.approx(0.5376)
-    in_theory = queueing.poisson_arrivals_wait(10.0, mean, mean_square)
+    in_theory = queues.poisson_arrivals_wait(10.0, mean, mean_square)
     assert (in_theory, in_theory + mean) == pytest.approx((0.103817, 0.157577), abs=5e-7)
-    assert queueing.many_servers_wait(1, 0.8) == pytest.approx(4)
-    assert queueing.gamma_arrivals_wait(0.8, 1.0) == pytest.approx(4)
+    assert queues.many_servers_wait(1, 0.8) == pytest.approx(4)
+    assert queues.gamma_arrivals_wait(0.8, 1.0) == pytest.approx(4)
 
 
 def assert_waits_are_lindleys(result: Run, service: Floats) -> None:

@@ -230,3 +230,27 @@ def test_shared_len_above_prompt_len() -> None:
 def test_length_is_written_as_it_was_read() -> None:
     workload = SharedPrefix.model_validate({"num_requests": 1, **DRAWN, "output_len": 5})
     assert workload.model_dump()["output_len"] == 5
+
+
+def test_prompts_of_a_group_come_again() -> None:
+    """Each is one of so many, all of a group equally likely, of one length; all else is as without."""
+    some = whole(shared(num_requests=4000, prompts_per_group=3))
+    all_different = whole(shared(num_requests=4000))
+    prompts = [tuple(row[:-1]) for row in rows(some)]  # the last is the answer, which nobody shares
+    groups = some.prefix_group.tolist()
+    assert len({(group, prompt) for group, prompt in zip(groups, prompts, strict=True)}) == 20 * 3
+    assert len({row[-1][0] for row in rows(some)}) == 4000
+    often = np.unique([hash(prompts[i]) for i in range(4000) if groups[i] == 0], return_counts=True)[1]
+    assert len(often) == 3 and (abs(often - often.mean()) < 5 * np.sqrt(often.mean())).all()
+    assert same(some, all_different, but=("segment_id", "segment_len", "segment_start", "prompt_len"))
+
+
+def test_prompts_that_come_again_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole_at_once = whole(shared(prompts_per_group=7))
+    monkeypatch.setattr(Workload, "chunk_size", 13)
+    assert same(whole(shared(prompts_per_group=7)), whole_at_once)
+
+
+def test_too_many_prompts_to_remember() -> None:
+    with pytest.raises(ValidationError, match="num_groups \\* prompts_per_group is 20,000,000, above"):
+        shared(prompts_per_group=1_000_000)
