@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from model_pool import Names, tokens_of
 from simulation import Segments, engine, prompts
 from simulation import run as serve
-from test_theory import references
 from test_workloads_trace import CONVERSATION, mooncake, shipped, write
 
 from sim.errors import InputError
@@ -30,6 +29,7 @@ from sim.request import Batch
 from sim.resolve import resolve
 from sim.scenario import Scenario
 from sim.trace import prefix_tree
+from sim.validate.cache_theory import references
 from workloads import AnyWorkload, MultiTurn, Trace
 from workloads.merge import cut
 from workloads.popularity import draw_ranks, zipf_bounds
