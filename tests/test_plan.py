@@ -236,10 +236,15 @@ def test_a_trace_is_planned_by_its_speed_and_draws_nothing(scenario: str) -> Non
 
 
 def test_the_table_says_the_rule_the_cost_and_the_command(scenario: str) -> None:
-    result = plan(scenario, *PROMISE, "--price", "2.5")
+    promise = (*PROMISE, "--slo", "good=0.5")
+    result = plan(scenario, *promise, "--seeds", "2", "--price", "2.5")
     assert result.exit_code == 0
+    runs = found(scenario, *promise)["best"]["runs"]
+    worst = max(run["p95_ttft_ms"] for run in runs), min(run["good_share"] for run in runs)
+    assert len({run["p95_ttft_ms"] for run in runs}) == len({run["good_share"] for run in runs}) == 2
+    assert f"{worst[0]:.4g} ms of 150ms" in result.stdout and f"{worst[1]:.4g} of 0.5" in result.stdout
     for words in (
-        "Promise: ttft_p95 <= 150ms", "kept by a point if each of its seeds keeps it", "seeds 5, 6, 7",
+        "Promise: ttft_p95 <= 150ms", "kept by a point if each of its seeds keeps it", "seeds 5, 6",
         "Cost of a million output / all tokens:", "at 2.5 a GPU hour", "Breaks at request_rate=",
         "run it: prefixsim run s.yaml --set workload.request_rate=", "are few to tell a steady state by",
         "Limited by",

@@ -171,28 +171,26 @@ def _miss_lines(winner: Winner) -> Iterator[tuple[str, str]]:
 
 
 def _assumed(plan: Plan) -> list[str]:
-    """What the runs shown assume and did not measure, each text once."""
-    return list(dict.fromkeys(text for run in _shown_runs(plan) for text in run.figures.get("assumed", ())))
+    """What the best, or the nearest miss, assumes and did not measure."""
+    return list(_shown_run(plan).figures.get("assumed", ()))
 
 
 def _warnings(plan: Plan) -> list[str]:
-    """What to beware of: in the searches, and in the runs shown."""
-    told = [
+    """What to beware of: in every search, and in the run of the best."""
+    searches = [
         f"{Point(winner.choice)}: {text}" if winner.choice else text
         for winner in plan.winners
         for text in winner.notes
     ]
-    return list(
-        dict.fromkeys(
-            [*told, *(text for run in _shown_runs(plan) for text in run.figures.get("warnings", ()))]
-        )
-    )
+    return [*searches, *_shown_run(plan).figures.get("warnings", ())]
 
 
-def _shown_runs(plan: Plan) -> list[Run]:
-    """The worst run of each winner, or of its nearest miss."""
-    points = [winner.best or winner.broken for winner in plan.winners]
-    return [one.worst for one in points if one is not None]
+def _shown_run(plan: Plan) -> Run:
+    """The worst run of the best winner, or of its nearest miss."""
+    first = plan.winners[0]
+    shown_point = first.best or first.broken
+    assert shown_point is not None
+    return shown_point.worst
 
 
 def _winner_object(winner: Winner, bench: Bench, price: float | None) -> dict[str, Any]:
