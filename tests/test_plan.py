@@ -281,6 +281,14 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert line.startswith("prefixsim: ") and all(word in line for word in words), line
 
 
+def test_a_bad_trace_is_one_line_from_another_process_too(scenario: str) -> None:
+    Path("t.jsonl").write_text('{"timestamp": 0}\n')
+    # In full: joblib's processes live on from one test to the next, in the folder they began in.
+    Path("t.yaml").write_text(f"workload: {{kind: trace, path: {Path('t.jsonl').resolve()}}}\n")
+    result = plan("t.yaml", *PROMISE, jobs=2)
+    assert result.exit_code == 2 and "t.jsonl:1" in result.stderr.splitlines()[-1]
+
+
 def test_a_folder_of_something_else_is_left_alone(scenario: str) -> None:
     Path("out").mkdir()
     Path("out/thesis.txt").write_text("years of work")

@@ -14,9 +14,9 @@ import pytest
 
 from sim.plan.evaluate import Bench, Point
 from sim.plan.objective import parse_limits
-from sim.plan.processes import on_processes
 from sim.plan.vary import parse_vary
 from sim.plan.winners import Plan, make_plan
+from sim.sweep.processes import on_processes
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 STEP = 1.01  # between two values of a grid

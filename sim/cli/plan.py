@@ -57,13 +57,13 @@ def plan(
         from sim.plan.cost import check_price
         from sim.plan.evaluate import Bench
         from sim.plan.objective import parse_limits
-        from sim.plan.processes import on_processes
         from sim.plan.report import lines, to_object, told, write
         from sim.plan.vary import parse_vary
         from sim.plan.winners import make_plan
         from sim.report import print_lines, to_json
         from sim.result_folder import result_folder
         from sim.scenario_file import load
+        from sim.sweep.processes import on_processes
 
         check_price(price)
         limits, varied = parse_limits(slo or ()), parse_vary(vary or ())
