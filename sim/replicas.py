@@ -19,7 +19,7 @@ from simpy.events import Event
 from sim.arena import Arena
 from sim.blocks import FREE, NUM_EVENTS
 from sim.clock import Clock, Process
-from sim.columns import K, Q, R
+from sim.columns import K, R
 from sim.content_key import prefix_key
 from sim.cost import StepCost
 from sim.engine import ROWS, Engine, Records
@@ -157,16 +157,16 @@ class Replicas:
     def look(self) -> Views:
         """The replicas as they are now."""
         nothing = np.zeros(len(self.engines), np.int64)
-        if self.index is None:
-            return Views(self.outstanding(), nothing, nothing, nothing)
-        pending, used = nothing.copy(), nothing.copy()
-        for i, engine in enumerate(self.engines):
-            pool = engine.state.core.pool
-            self.index.apply(i, pool.events[: pool.count[NUM_EVENTS]])
-            pool.count[NUM_EVENTS] = 0
-            used[i] = (self.arena.config.num_gpu_blocks - 1 - pool.count[FREE]) * self.arena.config.block_size
-            pending[i] = self.pending_tokens(engine)
-        return Views(self.outstanding(), pending, used, nothing)
+        waiting, usage = nothing.copy(), np.zeros(len(self.engines))
+        if self.index is not None:
+            usable = self.arena.config.num_gpu_blocks - 1
+            for i, engine in enumerate(self.engines):
+                pool, count = engine.state.core.pool, engine.state.core.count
+                self.index.apply(i, pool.events[: pool.count[NUM_EVENTS]])
+                pool.count[NUM_EVENTS] = 0
+                usage[i] = (usable - pool.count[FREE]) / usable
+                waiting[i] = count[K.num_waiting] + count[K.arrived] - count[K.taken_in]
+        return Views(self.outstanding(), waiting, usage, nothing)
 
     def look_again(self) -> Process:
         """Look at every multiple of the view delay, as long as there is something to see."""
@@ -183,18 +183,6 @@ class Replicas:
         """Requests sent to each replica that have not ended."""
         ended = [engine.num_done + int(engine.state.core.count[K.num_records]) for engine in self.engines]
         return self.num_sent - ended
-
-    def pending_tokens(self, engine: Engine) -> int:
-        """Prompt tokens of an engine's requests that no step has computed."""
-        count, queues, requests = engine.state.core.count, engine.state.core.queues, self.arena.requests
-        slots = np.concatenate(
-            [
-                queues[Q.running, : count[K.num_running]],
-                queues[Q.waiting, : count[K.num_waiting]],
-                queues[Q.arrivals, count[K.taken_in] : count[K.arrived]],
-            ]
-        )
-        return int(np.maximum(requests[R.prompt_len, slots] - requests[R.num_computed, slots], 0).sum())
 
     def segments(self, slot: int) -> Ints:
         """A request's segments: [0: id, 1: tokens] in order."""

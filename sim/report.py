@@ -37,8 +37,8 @@ FATE_MEANINGS = {
     "cold": "never computed before",
 }
 OF_REPLICAS = (  # what fates and ceiling mean with several of them
-    "each at the replica that its request went to: what only others hold is cold there",
-    "the ceiling is that of pools that never evict, one at each replica, with requests where they went",
+    "each at the replica its request went to: what only others hold is cold",
+    "the ceiling: pools that never evict, one a replica, requests where they went",
 )
 _COLOURS = {"STABLE": "green", "BACKLOGGED": "yellow", "OVERLOADED": "red"}
 VERDICTS = {

@@ -115,10 +115,10 @@ def test_requests_in_the_system_at_once() -> None:
     assert run(together, engine(), cluster=Cluster(4, "round_robin")).totals.max_concurrent_requests == 10
 
 
-def views(outstanding: list[int], **more: list[int]) -> Views:
+def views(outstanding: list[int], **more: list[Any]) -> Views:
     nothing = np.zeros(len(outstanding), np.int64)
     columns = {name: np.array(column) for name, column in more.items()}
-    return Views(np.array(outstanding), nothing, nothing, nothing)._replace(**columns)
+    return Views(np.array(outstanding), nothing, np.zeros(len(outstanding)), nothing)._replace(**columns)
 
 
 def arrival(number: int = 0, **more: Any) -> Arrival:
@@ -177,11 +177,18 @@ def test_prefix_affinity_overflows_to_the_next_in_rank() -> None:
 
 def test_kv_aware_weighs_overlap_against_load() -> None:
     router = ROUTERS["kv_aware"]
-    assert router(arrival(), views([9, 0], cached_tokens=[64, 0])) == 0
-    # missing 36 against 100, twice each; 127 tokens of load less than 128 more
-    assert router(arrival(), views([0, 0], cached_tokens=[64, 0], pending_tokens=[127, 0])) == 0
-    more = {"pending_tokens": [100, 0], "used_tokens": [29, 0]}
-    assert router(arrival(), views([0, 0], cached_tokens=[64, 0], **more)) == 1
+    assert router(arrival(), views([0, 0])) == 0
+    assert router(arrival(), views([0, 9], cached_tokens=[0, 64])) == 1
+    # 64 of 100 tokens are worth 1.92: as much as .96 of all KV, and nearly the way from longest to shortest
+    cached: dict[str, list[Any]] = {"cached_tokens": [0, 64]}
+    assert router(arrival(), views([0, 0], **cached, kv_usage=[0.0, 0.95])) == 1
+    assert router(arrival(), views([0, 0], **cached, kv_usage=[0.0, 0.97])) == 0
+    assert router(arrival(), views([0, 0], **cached, waiting=[0, 1])) == 0
+    assert router(arrival(), views([0, 0], cached_tokens=[0, 67], waiting=[0, 1])) == 1
+    # queues count between the shortest and the longest, however long
+    three: dict[str, list[Any]] = {"cached_tokens": [0, 64, 0], "waiting": [50, 51, 60]}
+    assert router(arrival(), views([0, 0, 0], **three)) == 1
+    assert router(arrival(), views([0, 0], waiting=[7, 7], kv_usage=[0.2, 0.1])) == 1
 
 
 @pytest.mark.parametrize("delay", [0.0, 5.0])
@@ -375,28 +382,24 @@ def test_a_central_queue_needs_no_view(delay: float) -> None:
     assert served(result) == served(run(load, config, cluster=Cluster(3, "central_queue")))
 
 
-def test_a_pending_prompt_counts_until_it_is_computed() -> None:
-    """Prompts of 160 tokens in chunks of 64 a second: after 1.5 s the router counts 96 that lack.
-
-    A second, empty replica would win anyway; so there is one, and the router is asked what it saw.
-    """
+def test_what_the_router_sees_of_queue_and_kv() -> None:
+    """One seat, prompts of 160 tokens in chunks of 64 a second, in a pool of 20 usable blocks."""
     from sim import replicas
 
-    seen: list[tuple[int, int, int]] = []
+    seen: list[tuple[int, float, int]] = []
 
     def noting(request: Arrival, views: Views) -> int:
-        seen.append((int(views.pending_tokens[0]), int(views.used_tokens[0]), int(views.outstanding[0])))
+        seen.append((int(views.waiting[0]), float(views.kv_usage[0]), int(views.outstanding[0])))
         return 0
 
-    config = engine(max_num_batched_tokens=64)
+    config = engine(
+        max_num_batched_tokens=64, max_num_seqs=1, num_gpu_blocks=21, reserve_full_isl=False,
+        max_model_len=200,
+    )  # fmt: skip
     cost = linear(config, base_s=1.0, token_s=0.0)
-    batch = prompts([[(i, 160)] for i in range(4)])._replace(
-        arrival_time=np.array([0.0, 0.5, 1.5, 9.5]), output_len=np.array([1, 1, 1, 1])
-    )
+    times = np.array([0.0, 0.0, 0.5, 1.5, 1.6, 19.5])
+    batch = prompts([[(i, 160)] for i in range(6)])._replace(arrival_time=times)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(replicas.ROUTERS, "kv_aware", noting)
         run(batch, config, cost, cluster=Cluster(1, "kv_aware"))
-    assert seen[0] == (0, 0, 0)
-    assert seen[1] == (160 - 64, 64, 1)
-    assert seen[2] == (160 - 128 + 160, 128, 2)
-    assert seen[3] == (0, 0, 0)
+    assert seen == [(0, 0.0, 0), (1, 0.0, 1), (1, 0.2, 2), (2, 0.4, 3), (3, 0.4, 4), (0, 0.0, 0)]

@@ -20,8 +20,8 @@ from sim.validate.section import Check, Section, skipped, table
 
 TITLE = "Routing on eight replicas"
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "routing.yaml"
-COMMAND = "prefixsim run scenarios/routing.yaml --compare cluster.router=random,prefix_affinity,kv_aware"
-ROUTERS = ("random", "prefix_affinity", "kv_aware")
+COMMAND = "prefixsim run scenarios/routing.yaml --compare cluster.router=random,kv_aware,prefix_affinity"
+ROUTERS = ("random", "kv_aware", "prefix_affinity")
 BAR = "routing by cache, mean TTFT better than at random"
 LEAST_GAIN = 10.0  # times
 # Mean TTFT in seconds at each rate in requests a second: at random, by precise prefix-cache scheduling.
@@ -87,7 +87,7 @@ def section() -> Section:
     if not SCENARIO.is_file():
         return skipped(TITLE, [BAR], "no scenarios/routing.yaml beside the package")
     routed = {router: route(router) for router in ROUTERS}
-    gain = routed["random"].figures.mean_ttft / routed["prefix_affinity"].figures.mean_ttft
+    gain = routed["random"].figures.mean_ttft / routed["kv_aware"].figures.mean_ttft
     check = Check(BAR, f"{gain:.0f} x", f">= {LEAST_GAIN:g} x (measured: 152)", gain >= LEAST_GAIN)
     figures = [("measured", name, one) for name, one in MEASURED.items()]
     figures += [("simulated", name, one.figures) for name, one in routed.items()]
@@ -113,9 +113,9 @@ def section() -> Section:
         "instead of taken in turn; vLLM's max_num_seqs of 256 and max_num_batched_tokens of 8192. Nothing "
         "stands for the network, the gateway or the server's own time a request.",
         "",
-        "The routers are not llm-d's: `prefix_affinity` knows no cache and sends equal beginnings to one "
-        "replica within its share of the load; `kv_aware` weighs as Dynamo's router does, where KV in use "
-        "counts as much as prompt tokens, so under load it spreads prefixes that llm-d's weights keep.",
+        "`kv_aware` scores with the weights of llm-d's precise scheduling; that an overlap counts as its "
+        "share of the prompt is **assumed**. `prefix_affinity` knows no cache: it sends equal beginnings to "
+        "one replica within its share of the load.",
         "",
         *table(["", "router", "mean TTFT, s", "P90 TTFT, s", "output tokens a second"], over_all),
         "",
@@ -133,7 +133,7 @@ def draw(routed: dict[str, Routed], path: Path) -> None:
     """Mean TTFT over the rate, measured and simulated."""
     rates = list(MEASURED_TTFT)
     measured = np.array(list(MEASURED_TTFT.values()))
-    colours = {"random": ORANGE, "prefix_affinity": BLUE, "kv_aware": GREY}
+    colours = {"random": ORANGE, "kv_aware": BLUE, "prefix_affinity": GREY}
     with drawn(path, (7.0, 4.4)) as figure:
         axes = figure.subplots()
         axes.plot(rates, measured[:, 0], "o--", color=ORANGE, ms=4.0, label="random, measured")
