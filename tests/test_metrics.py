@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import sim.histogram
-from sim import metrics
+from sim import records as request_records
 from sim._jit import entry
 from sim.columns import X
 from sim.core import EngineConfig
@@ -142,7 +142,7 @@ def test_memory_or_disk_however_cut_is_the_same(tmp_path: Path) -> None:
 
 
 def test_small_run_touches_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics.tempfile, "TemporaryDirectory", None)
+    monkeypatch.setattr(request_records.tempfile, "TemporaryDirectory", None)
     records = closed(random_chunk(1000))
     assert len(records.column("ttft_ms")) == 1000
 

@@ -231,8 +231,8 @@ def test_what_is_left_out_is_told(scenario: Path, tmp_path: Path) -> None:
         (["--timeline", "t.json", "--timeline-window", "7:5"], "should read START:END"),
         (["--timeline", "t.json", "--timeline-window", "a:5"], "should read START:END"),
         (["--timeline-window", "1:5"], "there is no timeline"),
-        (["--timeline", "t.json", "--compare", "seed=1,2"], "show one run"),
-        (["--timeline-window", "1:5", "--compare", "seed=1,2"], "show one run"),
+        (["--timeline", "t.json", "--compare", "seed=1,2"], "are of one run"),
+        (["--timeline-window", "1:5", "--compare", "seed=1,2"], "are of one run"),
     ],
 )
 def test_bad_input(
