@@ -63,6 +63,22 @@ def test_cut_anywhere(case: Any, replicas: int, router: str, view_delay: float) 
     assert outcome(case, cluster) == reference, "cut at the next outside event"
 
 
+@pytest.mark.parametrize("router", EVERY_ROUTER)
+def test_no_engine_passes_an_end_that_brings_an_arrival(router: str) -> None:
+    """Sessions whose turns follow at once, on replicas of unequal load: the same whatever the cuts."""
+    load = MultiTurn(
+        num_sessions=12, session_rate=50.0, num_turns=5, system_prompt_len=40, user_len=30,
+        output_len={"distribution": "uniform", "low": 1, "high": 90}, think_time=0.003,
+    )  # fmt: skip
+    config = engine(num_gpu_blocks=200, max_num_seqs=3)
+    found = []
+    for horizon in (at_every_step(), Clock.horizon):
+        cluster = Cluster(3, router, 0.0, np.random.SeedSequence(1))
+        result = run(load.sessions(np.random.SeedSequence(3)), config, cluster=cluster, horizon=horizon)
+        found.append({name: column.tolist() for name, column in result.records.items()})
+    assert found[0] == found[1]
+
+
 @given(cases())
 @settings(max_examples=50)
 def test_one_replica_is_a_lone_engine(case: Any) -> None:
@@ -143,6 +159,9 @@ def test_power_of_two_looks_at_two_different_replicas() -> None:
         assert one != other
         seen |= {one, other}
     assert seen == {0, 1, 2, 3}
+    # drawn 3 first, then 0: of equal ones the smaller number
+    assert ROUTERS["power_of_two"](arrival(draws=(0.9, 0.0)), views([5, 5, 5, 5])) == 0
+    assert ROUTERS["power_of_two"](arrival(draws=(0.9, 0.0)), views([6, 5, 5, 5])) == 3
 
 
 def test_session_affinity_keeps_a_session_and_spreads_sessions() -> None:
