@@ -244,7 +244,7 @@ def _pool(result: Result) -> str:
     """The engine's pool and how full it was, in a sentence."""
     s = result.summary
     mean, most = _percent(s["mean_kv_cache_usage_perc"]), _percent(s["max_kv_cache_usage_perc"])
-    each = " at each replica" if s["num_replicas"] > 1 else ""
+    each = f" at each of {s['num_replicas']} replicas" if s["num_replicas"] > 1 else ""
     return (
         f"{s['num_gpu_blocks']:,} blocks of {s['block_size']} tokens{each}, {mean} in use in the mean, "
         f"{most} at most; {s['num_evictions']:,} evictions, {s['num_preemptions']:,} preemptions"

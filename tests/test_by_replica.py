@@ -104,7 +104,7 @@ def test_console_and_page_say_what_several_caches_mean(result: Result) -> None:
     for said in ("what only others hold is cold", "one a replica, requests where they went"):
         assert said in text and said in page
     assert "pools that never evict" in text and "pools that never evict" in page
-    assert "of 16 tokens at each replica" in page
+    assert "of 16 tokens at each of 3 replicas" in page
 
 
 def test_a_table_of_many_replicas_says_how_many_it_leaves_out(tmp_path: Path) -> None:

@@ -132,3 +132,12 @@ def test_wide_values_count_in_all_their_bits(value: int) -> None:
     key = mixed_wide(ROOT_KEY, value)
     assert key != mixed_wide(ROOT_KEY, value + 1) and key != mixed_wide(ROOT_KEY, value + 2**31)
     assert 0 <= key < 2**62
+
+
+def test_what_is_held_once_outlives_growth() -> None:
+    index = KvIndex(2)
+    told(index, 0, *names(64))
+    told(index, 1, *names(B * 3 * SLOTS, C))
+    assert 2 * index.num_keys <= index.table.shape[1]
+    assert cached(index, 65, (A, 65)) == [64, 0]
+    assert cached(index, 1001, (C, 1001)) == [0, 992]

@@ -129,9 +129,10 @@ def test_llm_ds_measurement() -> None:
     """Who wins, by how much in throughput, and that TTFT differs by far more."""
     if not routing.SCENARIO.is_file():
         pytest.skip("no scenarios/routing.yaml beside the package")
-    blind, kept = routing.route("random"), routing.route("prefix_affinity")
-    for one, measured in zip((blind, kept), routing.MEASURED.values(), strict=True):
+    blind, aware = routing.route("random"), routing.route("kv_aware")
+    for one, measured in zip((blind, aware), routing.MEASURED.values(), strict=True):
         assert one.figures.output_throughput == pytest.approx(measured.output_throughput, rel=0.1)
-        assert 0.5 < one.figures.mean_ttft / measured.mean_ttft < 2.0
-    assert (blind.stage_ttft > 3 * kept.stage_ttft).all()
+    assert 0.5 < blind.figures.mean_ttft / routing.MEASURED["random-scheduling"].mean_ttft < 1.0
     assert blind.stage_ttft[3] > 5 * blind.stage_ttft[2]  # from 15 to 20 a second it breaks down
+    assert aware.stage_ttft.max() < 2.5 * aware.stage_ttft.min()  # and this one holds
+    assert blind.figures.mean_ttft > 100 * aware.figures.mean_ttft
