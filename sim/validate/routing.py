@@ -106,8 +106,8 @@ def section() -> Section:
         "[report](https://github.com/llm-d/llm-d-kv-cache/tree/main/benchmarking/73-capacity)), a warm-up "
         f"and 16 stages of 3 to 60 requests a second. Simulated by `{COMMAND}`.",
         "",
-        "**Assumed**: answers of 400 tokens, of several lengths tried the one that fits the throughput by "
-        "cache, so that one checks nothing. The load generator was told 1,000; its report speaks of 200 to "
+        "**Assumed**: answers of 400 tokens, of five lengths tried (300 to 1,000) the one with which "
+        "`prefix_affinity` has the throughput measured by cache, so that one checks nothing. The load generator was told 1,000; its report speaks of 200 to "
         "230 tokens of a running request. "
         "Also pauses of 120 s between stages, in which all work ends (they waited for it); questions drawn "
         "instead of taken in turn; vLLM's max_num_seqs of 256 and max_num_batched_tokens of 8192. Nothing "
