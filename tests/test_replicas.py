@@ -54,7 +54,12 @@ def outcome(case: Any, cluster: Cluster, **options: Any) -> bytes:
     return "\n".join(lines).encode()
 
 
-@given(cases(), st.sampled_from([1, 2, 3, 8]), st.sampled_from(EVERY_ROUTER), st.sampled_from([0.0, 0.07, 3.0]))
+@given(
+    cases(),
+    st.sampled_from([1, 2, 3, 8]),
+    st.sampled_from(EVERY_ROUTER),
+    st.sampled_from([0.0, 0.07, 3.0]),
+)
 @settings(max_examples=200)
 def test_cut_anywhere(case: Any, replicas: int, router: str, view_delay: float) -> None:
     cluster = Cluster(replicas, router, view_delay, np.random.SeedSequence(1))

@@ -107,8 +107,8 @@ def section() -> Section:
         f"and 16 stages of 3 to 60 requests a second. Simulated by `{COMMAND}`.",
         "",
         "**Assumed**: answers of 400 tokens, of five lengths tried (300 to 1,000) the one with which "
-        "`prefix_affinity` has the throughput measured by cache, so that one checks nothing. The load generator was told 1,000; its report speaks of 200 to "
-        "230 tokens of a running request. "
+        "`prefix_affinity` has the throughput measured by cache, so that one checks nothing. "
+        "The load generator was told 1,000; its report speaks of 200 to 230 tokens of a running request. "
         "Also pauses of 120 s between stages, in which all work ends (they waited for it); questions drawn "
         "instead of taken in turn; vLLM's max_num_seqs of 256 and max_num_batched_tokens of 8192. Nothing "
         "stands for the network, the gateway or the server's own time a request.",
