@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from sim.plots import BINS, BLUE, ORANGE
 
@@ -47,6 +48,7 @@ def churn_over_time(axes: Axes, series: dict[str, Floats], start: float, end: fl
     axes.set(title="Blocks evicted, requests preempted", xlabel="simulated seconds", ylabel="per second")
     axes.set_xlim(0.0, end)
     axes.set_ylim(0.0, 1.2 * max(1.0, axes.get_ylim()[1]))  # room for the legend
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter("{x:,.0f}")
     return axes
 

@@ -33,6 +33,7 @@ from sim.snapshot import (
     Snapshot,
 )  # fmt: skip
 from sim.warm_start import SavedCache
+from workloads.same_content import is_description
 
 FORMAT = "prefixsim cache"
 VERSION = 1  # of the format; a file of another is refused
@@ -72,6 +73,8 @@ def read_cache(path: Path) -> SavedCache:
         raise InputError(f"{where}: cannot be read: {reason(error)}") from None
     except InputError:
         raise
+    except MemoryError:
+        raise InputError(f"{where}: holds more than fits in memory: save a cache of a smaller pool") from None
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError):
         raise _damaged(where) from None
     for name, columns in _TABLES.items():
@@ -96,15 +99,11 @@ def _head(where: str, text: Any) -> dict[str, Any]:
             f"{where}: has version {head.get('version')} of its format, and this prefixsim reads {VERSION}: "
             "save it again"
         )
-    content = head.get("content")
     is_complete = (
         isinstance(head.get("model"), str)
         and type(head.get("block_size")) is int
         and 1 <= head["block_size"] < _MOST
-        and isinstance(content, dict)
-        and isinstance(content.get("seed"), int)
-        and isinstance(content.get("workload"), dict)
-        and isinstance(content["workload"].get("kind"), str)
+        and is_description(head.get("content"))
     )
     if not is_complete:
         raise _damaged(where)

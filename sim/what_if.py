@@ -71,14 +71,14 @@ def answers(
 def changes(config: EngineConfig) -> Iterator[Change]:
     """The questions about an engine, whose pool is resolved."""
     blocks, size = config.num_gpu_blocks, config.block_size
-    yield Change(f"pool 2x: {2 * blocks} blocks", {"num_gpu_blocks": 2 * blocks})
+    yield Change(f"pool 2x: {2 * blocks:,} blocks", {"num_gpu_blocks": 2 * blocks})
     half = size // 2
     if half == 0:
         yield Change("block halved", excluded="a block of 1 token has no half")
     else:
         # The same tokens, to less than a block. Half of an odd block is rounded down.
         same = blocks * size // half
-        name = f"block {half}, {same} of them: the same tokens"
+        name = f"block {half}, {same:,} of them: the same tokens"
         yield Change(name, {"block_size": half, "num_gpu_blocks": same})
     if config.enable_prefix_caching:
         yield Change("caching off", {"enable_prefix_caching": False})

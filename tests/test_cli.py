@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -182,6 +183,25 @@ def test_block_no_request_can_fill_is_told(scenario: Path) -> None:
     assert "hits will be 0" in json.loads(result.stdout)["warnings"][0]
     off = ("--set", "engine.block_size=64", "--set", "engine.enable_prefix_caching=false")
     assert "hits will be 0" not in prefixsim("run", scenario, *off).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["mrc"], "missing argument 'SCENARIO_OR_TRACE'; see prefixsim mrc --help"),
+        (["mrc", "t.jsonl", "--last", "0"], "invalid value for '--last': .* 1; see prefixsim mrc --help"),
+        (["mrc", "t.jsonl", "--count", "ids"], "'--count': 'ids' is not one of 'vllm', 'whole-ids'; see"),
+        (["run", "s.yaml", "--lst", "3"], "no such option: --lst.*; see prefixsim run --help"),
+        (["run", "s.yaml", "t.yaml"], r"unexpected extra argument\(s\) \(t.yaml\); see prefixsim run --help"),
+        (["nosuch"], "no such command 'nosuch'; see prefixsim --help"),
+    ],
+)
+def test_wrong_use_is_told_in_one_line(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, arguments, prog_name="prefixsim")
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("prefixsim: ")
+    assert re.search(said, line)
 
 
 def test_schema_is_json() -> None:

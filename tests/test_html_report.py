@@ -187,6 +187,14 @@ def test_churn_is_what_the_counters_grew_by() -> None:
     assert preemptions.get_xydata().tolist() == [[1.0, 0.0], [3.0, 1.5]]
 
 
+def test_no_churn_has_no_two_ticks_of_one_name() -> None:
+    series: Any = {name: np.zeros(3) for name in ("num_evictions", "num_preemptions")}
+    axes = cache_plots.churn_over_time(Figure().subplots(), {"time": np.arange(3.0)} | series, 0.0, 3.0)
+    axes.figure.draw_without_rendering()
+    names = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert len(set(names)) == len(names)
+
+
 def test_durations_are_shares_by_powers_of_two() -> None:
     counted: Any = {"count": 4, "buckets": [[4.0, 3], [16.0, 1]]}
     none = dict.fromkeys(("kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds"))

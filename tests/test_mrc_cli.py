@@ -11,11 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_workloads_trace import mooncake, write
 from typer.testing import CliRunner, Result
 
 from sim.cli import app
+from sim.mrc.figure import sides_of
 from sim.result_folder import MRC_FILES
 
 SCENARIO = """\
@@ -136,6 +138,12 @@ def test_the_folder_holds_the_whole_curve_and_may_be_written_again(trace: str, t
     (out / "notes.txt").write_text("mine")
     refused = mrc(trace, "--out", out)
     assert refused.exit_code == 2 and "notes.txt" in refused.stderr
+
+
+def test_names_of_marks_that_are_close_stand_on_either_side() -> None:
+    assert sides_of([10.0, 100.0, 101.0, 1000.0], np.log(1e4)) == [-1, -1, 1, -1]
+    assert sides_of([100.0, 101.0, 102.0], np.log(1e4)) == [-1, 1, -1]
+    assert sides_of([], 1.0) == []
 
 
 def test_table(scenario: str) -> None:

@@ -435,6 +435,17 @@ def _other_zip(path: Path) -> None:
         archive.writestr("head", "x")
 
 
+def _larger_than_memory(path: Path) -> None:
+    """Its blocks, by their header, take 32 TB."""
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    del arrays["blocks"]
+    np.savez_compressed(path, **arrays)
+    header = {"descr": "<i8", "fortran_order": False, "shape": (10**12, 4)}
+    with zipfile.ZipFile(path, "a") as archive, archive.open("blocks.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+
+
 def _with(**changes: Any) -> Callable[[Path], None]:
     """A file with other arrays, or another head; None: left out."""
 
@@ -478,7 +489,13 @@ def _cell(row: int, column: int, value: int) -> Callable[[Any], Any]:
         (_with(block_size="16"), "is damaged"),
         (_with(block_size=0), "is damaged"),
         (_with(content={"seed": 0}), "is damaged"),
+        (_with(content={"seed": 0, "workload": {"kind": "mix"}}), "is damaged"),
+        (_with(content={"seed": 0, "workload": {"kind": "mix", "tenants": []}}), "is damaged"),
+        (_with(content={"seed": 0, "workload": {"kind": "mix", "tenants": {"a": 3}}}), "is damaged"),
+        (_with(content={"seed": 0, "workload": {"kind": "mix", "tenants": {"a": {}}}}), "is damaged"),
+        (_with(content={"seed": 0, "workload": {"kind": "multi_turn"}}), "is damaged"),
         (_with(model=None), "is damaged"),
+        (_larger_than_memory, "holds more than fits in memory"),
         (_with(nodes=None), "is damaged"),
         (_with(nodes=lambda table: table.astype(np.float64)), "is damaged"),
         (_with(nodes=lambda table: table[:, :4]), "is damaged"),

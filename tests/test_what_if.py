@@ -92,7 +92,7 @@ def test_half_the_block_keeps_the_tokens(size: int, half: int, same: int) -> Non
     change = of_config(block_size=size)[1]
     assert change.engine == {"block_size": half, "num_gpu_blocks": same}
     assert 0 <= 100 * size - half * same < half
-    assert change.name == f"block {half}, {same} of them: the same tokens"
+    assert change.name == f"block {half}, {same:,} of them: the same tokens"
 
 
 def test_what_has_no_answer_says_why(scenario: Path) -> None:

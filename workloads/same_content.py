@@ -63,6 +63,11 @@ def description(workload: AnyWorkload, seed: int) -> Description:
     return {"seed": seed, "workload": _without_paths(json.loads(workload.model_dump_json()))}
 
 
+def is_description(thing: Any) -> bool:
+    """Whether JSON from a file has the form that `description` gives, as far as `shared` reads it."""
+    return isinstance(thing, dict) and isinstance(thing.get("seed"), int) and _is_load(thing.get("workload"))
+
+
 def shared(former: Description, latter: Description) -> Shared:
     """Return what two runs have in common. Modifies nothing.
 
@@ -83,6 +88,26 @@ def with_names(batch: Batch) -> Batch:
     """Return the requests with names for what each has of its own, equal names in equal runs."""
     ids = batch.segment_id
     return batch._replace(segment_id=np.where(ids < 0, OWN - 1 - ids, ids))
+
+
+def _is_load(part: Any) -> bool:
+    match part:
+        case {"kind": "mix", "tenants": dict(tenants)}:
+            return all(_is_tenant(tenant) for tenant in tenants.values())
+        case {"kind": "multi_turn"}:
+            return isinstance(part.get("num_system_prompts"), int)
+        case {"kind": str(kind)}:
+            return kind != "mix"
+    return False
+
+
+def _is_tenant(part: Any) -> bool:
+    names = ("texts", "cache_salt", "lora")
+    return (
+        isinstance(part, dict)
+        and all(name in part and isinstance(part[name], str | None) for name in names)
+        and _is_load(part.get("workload"))
+    )
 
 
 def _without_paths(part: Any) -> Any:

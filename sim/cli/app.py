@@ -6,14 +6,34 @@ import io
 import signal
 import sys
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from sim.cli.messages import leave
+from sim.cli.messages import leave, say
+
+
+class Commands(TyperGroup):
+    """The commands; a wrong use of one ends as other bad input does, in one line and status 2."""
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run the command line. Raises SystemExit."""
+        try:
+            status = super().main(*args, **kwargs | {"standalone_mode": False})
+        except typer.TyperException as error:
+            text = " ".join(error.format_message().split()).replace("Value error, ", "")
+            if text:  # none: the help was shown, for want of more
+                context = getattr(error, "ctx", None)
+                command = "prefixsim" if context is None else context.command_path
+                say(f"{text[0].lower()}{text[1:].rstrip('.')}; see {command} --help")
+            sys.exit(2)
+        sys.exit(status)
+
 
 app = typer.Typer(
     name="prefixsim",
+    cls=Commands,
     help="Simulate LLM prefix caching under load, with the decisions vLLM would make.",
     no_args_is_help=True,
     add_completion=False,

@@ -105,6 +105,8 @@ def _expected(scenario: Scenario) -> int | None:
     """The requests of all phases, where their number is known."""
     counts = [load.expected_requests for load in (scenario.prime, scenario.workload) if load is not None]
     return None if None in counts else sum(count for count in counts if count is not None)
+
+
 @contextlib.contextmanager
 def counting_bar(what: str, unit: str) -> Iterator[Callable[[int, int], None] | None]:
     """A bar on stderr with how many of all are done and the time left; none where stderr is no terminal."""

@@ -18,6 +18,7 @@ from sim.plots import BLUE, GREY, ORANGE, drawn
 
 COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 MOST_POINTS = 2000  # of a drawn curve: more than a figure has columns
+NAME = 0.02  # of the width, which the name of a mark takes
 
 
 def write_figure(studies: Sequence[Study], scale: Scale, path: Path) -> None:
@@ -27,14 +28,15 @@ def write_figure(studies: Sequence[Study], scale: Scale, path: Path) -> None:
         axes = figure.subplots()
         for study, colour in zip(studies, COLOURS * len(studies), strict=False):
             draw_curve(axes, study, scale, colour, single=single)
-        if single:
-            _draw_marks(axes, studies[0], scale)
         name = Path(studies[0].load.name).name
         axes.set(xscale="log", ylabel="hit rate (%)", title=f"{name}: hit rate by pool capacity")
         axes.set_xlabel(f"blocks of {studies[0].curve.block_size} tokens" if single else "tokens in the pool")
-        axes.set_ylim(0.0, 1.3 * max(100 * one.curve.hit_rate(one.curve.ceiling) for one in studies) or 1.0)
+        highest = max(100 * one.curve.hit_rate(one.curve.ceiling) for one in studies)
+        axes.set_ylim(0.0, 1.5 * highest or 1.0)  # room for the names of the marks
         axes.set_yticks([tick for tick in axes.get_yticks() if tick <= 100])
         axes.xaxis.set_major_formatter("{x:,.0f}")
+        if single:
+            _draw_marks(axes, studies[0], scale)
         axes.legend(loc="lower right" if single else "upper left", frameon=single)
         if scale.kv_bytes_per_token is not None:
             unit = (studies[0].curve.block_size if single else 1) * scale.kv_bytes_per_token / GIB
@@ -62,11 +64,26 @@ def draw_curve(axes: Axes, study: Study, scale: Scale, colour: str, *, single: b
         knee = f"knee: {KNEE} % of the ceiling" if single else None
         axes.plot([place(curve.knee)], [at], "o", color=colour, ms=7, label=knee)
     if study.timed:
-        blocks = [place(point.blocks) for point in study.timed]
+        shade = ORANGE if single else colour
+        blocks = np.array([point.blocks for point in study.timed])
         rates = [100 * point.hit_rate for point in study.timed]
-        axes.plot(blocks, rates, "s--", color=ORANGE if single else colour, ms=5, lw=1.2, label="timed runs")
-        gap = [100 * point.curve_hit_rate for point in study.timed]
-        axes.fill_between(blocks, rates, gap, color=ORANGE if single else colour, alpha=0.2, lw=0)
+        axes.plot([place(one) for one in blocks], rates, "s--", color=shade, ms=5, lw=1.2, label="timed runs")
+        within = np.union1d(some[(some > blocks[0]) & (some < blocks[-1])], blocks)
+        between = np.interp(np.log(within), np.log(blocks), rates)
+        above = 100 * curve.hit_tokens(within) / curve.prompt_tokens
+        axes.fill_between([place(one) for one in within], between, above, color=shade, alpha=0.2, lw=0)
+
+
+def sides_of(places: Sequence[float], span: float) -> list[int]:
+    """On which side of each mark its name stands, -1 the left; `places` rise, `span` is the axis' logarithm.
+
+    It is the left, unless the mark before stands there with a name to its left.
+    """
+    sides: list[int] = []
+    for i, place in enumerate(places):
+        crowded = i > 0 and sides[-1] < 0 and np.log(place / places[i - 1]) < NAME * span
+        sides.append(1 if crowded else -1)
+    return sides
 
 
 def _draw_marks(axes: Axes, study: Study, scale: Scale) -> None:
@@ -76,12 +93,15 @@ def _draw_marks(axes: Axes, study: Study, scale: Scale) -> None:
     marks["all blocks"] = curve.distinct_blocks
     if scale.pool is not None and scale.pool[0] == curve.block_size:
         marks["the scenario's pool"] = scale.pool[1]
-    for label, usable in marks.items():
-        x = scale.blocks(usable)
+    places = sorted((scale.blocks(usable), label) for label, usable in marks.items())
+    for x, _ in places:
         axes.axvline(x, color=GREY, lw=0.9, ls="--")
+    left, right = axes.get_xlim()
+    sides = sides_of([x for x, _ in places], np.log(right / left))
+    for (x, label), side in zip(places, sides, strict=True):
         axes.annotate(
-            label, (x, 0.98), (-3, 0), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
-            rotation=90, va="top", ha="right", fontsize=7.5,
+            label, (x, 0.98), (3 * side, 0), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
+            rotation=90, va="top", ha="left" if side > 0 else "right", fontsize=7.5,
         )  # fmt: skip
     ceiling = 100 * curve.hit_rate(curve.ceiling)
     axes.annotate(
