@@ -253,6 +253,19 @@ def test_the_table_says_the_rule_the_cost_and_the_command(scenario: str) -> None
     assert re.search(r"request_rate=40: kept \(\d+% of the tightest limit\)", result.stderr)
 
 
+def test_the_columns_of_the_table_are_as_wide_as_their_longest_cell(scenario: str) -> None:
+    result = plan(
+        scenario, *PROMISE, "--seeds", "1", "--vary", "cluster.router=random,least_outstanding",
+        "--vary", "cluster.replicas=1..2",
+    )  # fmt: skip
+    lines = result.stdout.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.endswith("limited by"))
+    assert lines[head + 2].split()[0] == "least_outstanding"
+    assert len({len(line) for line in lines[head : head + 3]}) == 1
+    names = ("router", "random", "least_outstanding")
+    assert len({lines[head + i].index(name) + len(name) for i, name in enumerate(names)}) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

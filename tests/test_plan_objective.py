@@ -47,6 +47,8 @@ def test_a_limit_has_a_unit(text: str, milliseconds: float) -> None:
     [
         ([], ["--slo ttft_p95=2s"]),
         (["tttf_p95=2s"], ["tttf_p95 is no figure", "did you mean ttft_p95?"]),
+        (["p95_ttft=2s"], ["p95_ttft is no figure", "did you mean ttft_p95?"]),
+        (["mean_itl_ms=2s"], ["did you mean itl_mean?"]),
         (["speed=2s"], ["speed is no figure", "ttft, tpot, itl, e2el"]),
         (["ttft_p95=2"], ["no unit", "2s or 2ms"]),
         (["ttft_p95=2min"], ["min is no unit", "us, ms, s"]),

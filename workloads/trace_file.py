@@ -128,4 +128,4 @@ def read_chunks(path: str, size: int) -> Generator[tuple[int, list[bytes]], None
         raise WorkloadError(f"{where}: the gzip data is damaged ({reason}): fetch the file again") from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise WorkloadError(f"{path}: cannot read the trace: {reason}: check workload.path") from None
+        raise WorkloadError(f"{path}: cannot read the trace: {reason}; check the path") from None

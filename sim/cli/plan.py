@@ -35,7 +35,7 @@ def plan(
         int, typer.Option(min=1, max=1000, help="Runs at each point, from the scenario's seed on.")
     ] = 3,
     price: Annotated[
-        float | None, typer.Option(help="Of an hour of one GPU, for the cost of tokens.")
+        float | None, typer.Option(help="Of an hour of one GPU, in any currency, for the cost of tokens.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; the CPUs if not given.")] = None,
     overrides: Annotated[
@@ -50,7 +50,7 @@ def plan(
     ] = None,
     output: FormatOption = Format.table,
 ) -> None:
-    """Search for what keeps a promise on latency: by bisection, with several seeds at each point."""
+    """Search for what keeps a promise on latency, several seeds at each point; exit 1 if nothing does."""
     with one_line_errors():
         from joblib import cpu_count
 

@@ -114,6 +114,9 @@ def _limit(given: str) -> Limit:
 
 
 def _names_like(name: str) -> str:
+    by_key = {key: limit for limit, key in KEYS.items()}  # as summary.json has it: p95_ttft_ms
+    if f"{name.removesuffix('_ms')}_ms" in by_key:
+        return f"; did you mean {by_key[name.removesuffix('_ms') + '_ms']}?"
     near = suggestion(name, [*KEYS, GOOD])
     return (
         near

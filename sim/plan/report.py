@@ -117,14 +117,12 @@ def told(one: Evaluation) -> str:
 def _table(plan: Plan, bench: Bench) -> Iterator[tuple[str, str]]:
     """A line for each choice: its values, the worst seed's figures, what gives way next."""
     names = [name for name, _ in (plan.winners[0].best or plan.evaluations[0]).point.values]
-    widths = [max(CELL, len(name.rpartition(".")[2]) + 2) for name in names]
     heads = (
         [name.rpartition(".")[2] for name in names]
         + [limit.name for limit in bench.limits]
         + ["hit %", "limited by"]
     )
-    widths += [CELL] * (len(heads) - len(names))
-    yield "cyan", "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))
+    rows = [heads]
     for winner in plan.winners:
         if winner.best is not None:
             cells = [shown(value) for _, value in winner.best.point.values]
@@ -134,7 +132,11 @@ def _table(plan: Plan, bench: Bench) -> Iterator[tuple[str, str]]:
             cells = [value for _, value in winner.choice]
             cells += ["none"] + ["-"] * (len(heads) - len(cells) - 2)
         cells.append(winner.limiting.by if winner.limiting is not None else "-")
-        yield "", "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        rows.append(cells)
+    widths = [max(CELL, *(len(cell) + 2 for cell in column)) for column in zip(*rows, strict=True)]
+    for i, row in enumerate(rows):
+        line = "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        yield "" if i else "cyan", line
 
 
 def _best_lines(winner: Winner, bench: Bench, price: float | None) -> Iterator[tuple[str, str]]:
