@@ -119,6 +119,8 @@ def check(draft: Draft) -> Scenario:
         within = (text for at, text in lines.items() if location and at[: len(location)] == location)
         return " with ".join([place, *dict.fromkeys(text for text in within if text.startswith("--set "))])
 
+    if "axes" in draft.data:
+        raise InputError(f"{draft.source}: is a sweep, not a scenario; try prefixsim sweep")
     if (why := misfit(draft.data)) is not None:
         raise InputError(f"{where(why[:1])}: {': '.join(why)}")
     _find_files(draft.data, draft.folder, where)

@@ -127,6 +127,7 @@ def test_bad_field(folder: Path, override: str, words: list[str]) -> None:
         ("name: !!set {a}\n" + WORKLOAD, ["b.yaml:1: ", "tag"]),
         ("? [a]\n: 3\n" + WORKLOAD, ["b.yaml:1: ", "a field name should be a word"]),
         (WORKLOAD + "---\n" + WORKLOAD, ["b.yaml:2: ", "another document"]),
+        ("base: {}\naxes: {}\n", ["b.yaml: is a sweep, not a scenario; try prefixsim sweep"]),
     ],
 )
 def test_bad_file(folder: Path, content: str | bytes, words: list[str]) -> None:
