@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sim.request import Batch, Session
-from workloads import AnyWorkload, SessionWorkload, WorkloadWarning
+from workloads import AnyWorkload, Mix, SessionWorkload, WorkloadWarning
 from workloads.same_content import with_names
 
 
@@ -27,10 +27,18 @@ def requests(
     """
     if isinstance(workload, SessionWorkload):
         return workload.sessions(seed)  # in which all content has a name
+    if isinstance(workload, Mix) and workload.has_sessions:
+        sessions = workload.sessions(seed, block_size)
+        return map(_named, sessions) if names else sessions
     batches = workload.batches(seed, block_size)
     if not priorities:
         batches = _told_of_priorities(batches)
     return map(with_names, batches) if names else batches
+
+
+def _named(session: Session) -> Session:
+    """The session with names for what its requests have of their own."""
+    return session._replace(requests=with_names(session.requests))
 
 
 def _told_of_priorities(batches: Iterator[Batch]) -> Iterator[Batch]:

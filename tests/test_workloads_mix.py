@@ -14,10 +14,11 @@ from pydantic import ValidationError
 from simulation import engine, run
 
 from sim.errors import InputError
-from sim.request import Batch, Ints
+from sim.request import Batch, Ints, Session
 from sim.scenario_file import load
-from workloads import Mix
+from workloads import Mix, same_content
 from workloads.base import Workload
+from workloads.mix import _seed_of
 
 VARIED = {"distribution": "uniform", "low": 5, "high": 90}
 CHAT = {
@@ -291,3 +292,72 @@ def test_a_tenants_field_can_be_set_by_its_name() -> None:
     assert scenario.workload.tenants["chat"].workload.expected_requests == 5
     with pytest.raises(InputError, match="workload.tenants.chat.workload.num_requests: .*'x'"):
         load(path, ["workload.tenants.chat.workload.num_requests=x"])
+
+
+DIALOGUE: dict[str, Any] = {
+    "kind": "multi_turn", "num_sessions": 6, "session_rate": 3.0, "num_turns": 3, "num_system_prompts": 2,
+    "system_prompt_len": 64, "user_len": 20, "output_len": 5, "think_time": 0.5,
+}  # fmt: skip
+
+
+def sessions_of(tenants: dict[str, Any]) -> list[Session]:
+    return list(make({"kind": "mix", "tenants": tenants}).sessions(SEED, 16))
+
+
+def ids_by_tenant(tenants: dict[str, Any]) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for session in sessions_of(tenants):
+        found.setdefault(int(session.requests.tenant[0]), set()).update(session.requests.segment_id.tolist())
+    return found
+
+
+def test_sessions_and_lone_requests_come_by_their_start() -> None:
+    scan = {"kind": "scan", "num_requests": 10, "prompt_len": 30, "output_len": 2, "request_rate": 5.0}
+    told = sessions_of({"chat": {"workload": DIALOGUE}, "scan": {"workload": scan}})
+    starts = [session.start for session in told]
+    assert starts == sorted(starts) and len(told) == 16
+    own = make(DIALOGUE)
+    alone = list(own.sessions(_seed_of("chat", SEED)))
+    mine = [session for session in told if session.requests.tenant[0] == 0]
+    assert [session.start for session in mine] == [session.start for session in alone]
+    assert [session.after for session in mine] == [session.after for session in alone]
+    lone = [session for session in told if session.requests.tenant[0] == 1]
+    assert all(session.after == ((),) and session.delay.tolist() == [0.0] for session in lone)
+    assert [session.start for session in lone] == [float(s.requests.arrival_time[0]) for s in lone]
+
+
+def test_sessions_of_one_text_share_its_pool_and_nothing_else() -> None:
+    """Also where one has more system prompts than the other, so that both have content of one number."""
+    one, other = {**DIALOGUE, "num_system_prompts": 1}, {**DIALOGUE, "num_system_prompts": 5}
+    apart = ids_by_tenant({"a": {"workload": one}, "b": {"workload": one}})
+    assert not apart[0] & apart[1]
+    alike = ids_by_tenant({"a": {"texts": "t", "workload": one}, "b": {"texts": "t", "workload": one}})
+    assert len(alike[0] & alike[1]) == 1  # the system prompt
+    unlike = ids_by_tenant({"a": {"texts": "t", "workload": one}, "b": {"texts": "t", "workload": other}})
+    assert len(unlike[0] & unlike[1]) <= 1 and len(unlike[0]) == 7 and len(unlike[1]) > 7
+
+
+def test_chats_in_a_mix_are_the_chats_alone() -> None:
+    """In an engine with room, one tenant's turns hit and end as they do without the other."""
+    config = engine(num_gpu_blocks=20_000)
+    mixed = run(iter(sessions_of({"chat": {"workload": DIALOGUE}})), config)
+    alone = run(make(DIALOGUE).sessions(_seed_of("chat", SEED)), config)
+    assert mixed.hits == alone.hits and sum(mixed.hits) > 0
+    np.testing.assert_array_equal(mixed.records["finish_time"], alone.records["finish_time"])
+    salted = {"a": {"texts": "t", "cache_salt": "x"}, "b": {"texts": "t", "cache_salt": "y"}}
+    tenants = {name: {**tenant, "workload": DIALOGUE} for name, tenant in salted.items()}
+    unsalted = {name: {"texts": "t", "workload": DIALOGUE} for name in tenants}
+    together = run(iter(sessions_of(unsalted)), config).totals.prefix_cache_hits
+    assert run(iter(sessions_of(tenants)), config).totals.prefix_cache_hits < together
+
+
+def test_pool_ends_are_those_of_warm_starts() -> None:
+    thoughts = {"question_len": 9, "step_len": 5, "output_len": 2}
+    kinds: list[dict[str, Any]] = [
+        DIALOGUE,
+        {"kind": "agent", "num_sessions": 1, "num_turns": 2, "task_len": 9, "tool_len": 9, "output_len": 2},
+        {"kind": "tree", "num_sessions": 1, "branch": 2, "depth": 2, **thoughts},
+    ]
+    for spec in kinds:
+        workload = make(spec)
+        assert workload.pool_end == same_content._pool_end(workload.model_dump(mode="json"))

@@ -44,6 +44,10 @@ class Agent(SessionWorkload):
             raise ValueError("subagents and subagent_turns have no effect without fork_every: set it")
         return self
 
+    @property
+    def pool_end(self) -> int:
+        return 1  # the system prompt
+
     def requests(self, rng: np.random.Generator, session: int) -> list[Request]:
         found: list[Request] = []
         first = 1 + session * SEGMENTS  # 0 is the system prompt

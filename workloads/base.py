@@ -31,6 +31,11 @@ class Workload(Spec):
         """The number of requests, where it is known before the first is made."""
 
     @property
+    def pool_end(self) -> int | None:
+        """Segment ids from here on name one session's own content; None: own ids are below 0."""
+        return None
+
+    @property
     def tenant_names(self) -> tuple[str, ...]:
         """The names of the tenants by number; empty where no request has one."""
         return ()

@@ -31,6 +31,10 @@ class MultiTurn(SessionWorkload):
     think_time: float = Field(0.0, ge=0, allow_inf_nan=False, description="seconds, mean")
     think_time_distribution: Literal["constant", "exponential"] = "exponential"
 
+    @property
+    def pool_end(self) -> int:
+        return self.num_system_prompts
+
     def requests(self, rng: np.random.Generator, session: int) -> list[Request]:
         system = int(rng.integers(self.num_system_prompts))
         turns = int(self.num_turns.draw(rng, 1)[0])

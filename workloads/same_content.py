@@ -24,7 +24,7 @@ import numpy as np
 from sim.request import Batch
 from workloads import AnyWorkload
 from workloads.errors import WorkloadError
-from workloads.mix import SEGMENT_BITS
+from workloads.mix import SEGMENT_BITS, SESSION_IDS
 
 Description = dict[str, Any]  # of a workload and its seed, in the types of JSON
 
@@ -188,4 +188,11 @@ def _of_tenants(former: Description, latter: Description) -> tuple[tuple[int, in
         ):
             differ.add(first)
     same = sorted(set(texts.values()) - differ)
-    return tuple((first << SEGMENT_BITS, (first + 1) << SEGMENT_BITS) for first in same)
+    begins = [(first << SEGMENT_BITS, one[first][1]) for first in same]
+    return tuple((begin, begin + _shared_end(tenant)) for begin, tenant in begins)
+
+
+def _shared_end(tenant: dict[str, Any]) -> int:
+    """Segment ids of a tenant below it are its texts': sessions have others of their own."""
+    sessions = tenant["workload"]["kind"] in ("agent", "multi_turn", "tree")
+    return SESSION_IDS if sessions else 1 << SEGMENT_BITS

@@ -14,6 +14,7 @@ from sim.request import Batch, Session, make_batch
 from workloads.arrivals import Rate
 from workloads.base import MOST_REQUESTS, Workload
 from workloads.errors import WorkloadError
+from workloads.merge import cut
 from workloads.streams import Stream, generator
 
 
@@ -85,3 +86,10 @@ def _batch(requests: list[Request], session: int) -> Batch:
         [tokens for row in lens for tokens in row],
         session_id=session,
     )
+
+
+def lone_requests(batches: Iterator[Batch]) -> Iterator[Session]:
+    """Yield each request of batches as a session of its own, which waits for nobody."""
+    for batch in batches:
+        for i, time in enumerate(batch.arrival_time.tolist()):
+            yield Session(time, cut(batch, i, i + 1), ((),), np.zeros(1))

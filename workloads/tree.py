@@ -39,6 +39,10 @@ class Tree(SessionWorkload):
                 raise ValueError(f"{shape} make over {MOST_THOUGHTS} thoughts: lower one")
         return self
 
+    @property
+    def pool_end(self) -> int:
+        return 0
+
     def requests(self, rng: np.random.Generator, session: int) -> list[Request]:
         first = session * (MOST_THOUGHTS + 1)  # of the session's segments
         question = (first, int(self.question_len.draw(rng, 1)[0]))

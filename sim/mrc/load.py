@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.errors import InputError
-from sim.request import Batch, Floats, Ints
+from sim.request import Batch, Floats, Ints, Session
 from sim.trace.prefix_tree import Runs, add, new_tree
-from workloads import AnyWorkload, SessionWorkload, Trace
+from workloads import AnyWorkload, Mix, SessionWorkload, Trace
 from workloads.errors import WorkloadWarning, told_by_workload
 from workloads.merge import by_arrival, join
 from workloads.trace_reader import TraceReader
@@ -111,25 +111,30 @@ def _requests(load: Load, block_sizes: Sequence[int]) -> tuple[TraceReader | Non
         reader = workload.reader(seed)
         return reader, workload.read(reader, block_sizes)
     if isinstance(workload, SessionWorkload):
-        return None, iter([_without_service(workload, seed)])
+        return None, iter([_without_service(workload.sessions(seed), workload.concurrency)])
+    if isinstance(workload, Mix) and workload.has_sessions:
+        for size in block_sizes[1:]:
+            next(workload.sessions(seed, size), None)  # as below
+        sessions = workload.sessions(seed, block_sizes[0] if block_sizes else DEFAULT_BLOCK_SIZE)
+        return None, iter([_without_service(sessions, None)])
     for size in block_sizes[1:]:
         next(workload.batches(seed, size), None)  # a trace within refuses a size that cuts its ids askew
     return None, workload.batches(seed, block_sizes[0] if block_sizes else DEFAULT_BLOCK_SIZE)
 
 
-def _without_service(workload: SessionWorkload, seed: np.random.SeedSequence) -> Batch:
+def _without_service(sessions: Iterator[Session], concurrency: int | None) -> Batch:
     """The requests of all sessions in order of arrival, were every answer there at once.
 
     A user of a closed loop begins a session when all answers of the one before have come.
     """
     parts = []
-    users = [0.0] * (workload.concurrency or 0)  # when each is free
-    for session in workload.sessions(seed):
+    users = [0.0] * (concurrency or 0)  # when each is free
+    for session in sessions:
         start = heapq.heappop(users) if users else session.start
         times: list[float] = []
         for after, delay in zip(session.after, session.delay.tolist(), strict=True):
             times.append(max((times[i] for i in after), default=start) + delay)
-        if workload.concurrency is not None:
+        if concurrency is not None:
             heapq.heappush(users, max(times))
         parts.append(session.requests._replace(arrival_time=np.array(times)))
     return by_arrival(join(parts))
