@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,10 +24,13 @@ from workloads.streams import Stream, stream_seed
 from workloads.trace_rows import LATEST
 
 if TYPE_CHECKING:
-    from sim.core import Core
+    from sim.core import Core, EngineConfig
     from sim.recorder import Recorder
     from sim.replicas import Cluster
+    from sim.totals import Totals
     from sim.warm_start import SavedCache
+
+NAMED = 10  # refused requests that a warning names
 
 
 class Result(NamedTuple):
@@ -37,6 +41,27 @@ class Result(NamedTuple):
     records: Records
     timeseries: dict[str, npt.NDArray[Any]]  # see sim/timeseries.py
     cache: SavedCache | None = None  # what the run has left, where that was asked for
+
+
+@dataclass
+class Tally:
+    """What the records of a run say as they come, and no column keeps."""
+
+    max_num_batched_tokens: int
+    num_refused: int = 0
+    refused: list[int] = field(default_factory=list)  # the first ids
+    longest: int = 0  # tokens of a prompt
+    over_context: int = 0  # requests with prefill over cached context: after a hit, or in chunks
+
+    def add(self, chunk: dict[str, Any]) -> None:
+        """Take in a chunk of records, which is not modified."""
+        bad = chunk["request_id"][chunk["refused"] != 0]
+        self.num_refused += len(bad)
+        self.refused.extend(bad[: NAMED - len(self.refused)].tolist())
+        self.longest = max(self.longest, int(chunk["prompt_len"].max(initial=0)))
+        hit = np.maximum(chunk["num_cached_tokens"], 0)
+        in_chunks = chunk["prompt_len"] - hit > self.max_num_batched_tokens
+        self.over_context += int((((hit > 0) | in_chunks) & (chunk["refused"] == 0)).sum())
 
 
 def run(
@@ -57,28 +82,25 @@ def run(
     data in the workload's files.
     """
     resolved = resolve(scenario)
+    from sim.by_replica import by_replica
     from sim.domain import domain_warnings, with_share_on_kappa
     from sim.simulate import simulate  # slow to load; what does not resolve is told without it
     from sim.timeseries import time_series
-    from sim.warm_start import COLD, after, loaded, primed, saved, warm_start
+    from sim.warm_start import COLD, after, check_savable, loaded, primed, saved, warm_start
 
+    cost = resolved.step_time.cost
     caching = resolved.config.enable_prefix_caching
     config = resolved.config._replace(token_fates=caching, residency=caching)
+    if save_cache:
+        check_savable(scenario)
+    start = COLD if cache is None else loaded(cache, scenario, config)
     workload = scenario.workload
     begin = scenario.measure_from if scenario.measure_from is not None else -math.inf
     records = Records(folder / "requests.parquet" if folder else None, begin)
-    refused: list[int] = []
-    num_refused = longest = over_context = 0
+    tally = Tally(config.max_num_batched_tokens)
 
     def collect(chunk: dict[str, Any]) -> None:
-        nonlocal num_refused, longest, over_context
-        bad = chunk["request_id"][chunk["refused"] != 0]
-        num_refused += len(bad)
-        refused.extend(bad[: 10 - len(refused)].tolist())
-        longest = max(longest, int(chunk["prompt_len"].max(initial=0)))
-        hit = np.maximum(chunk["num_cached_tokens"], 0)
-        in_chunks = chunk["prompt_len"] - hit > config.max_num_batched_tokens
-        over_context += int((((hit > 0) | in_chunks) & (chunk["refused"] == 0)).sum())
+        tally.add(chunk)
         records.append(chunk)
 
     seed = np.random.SeedSequence(scenario.seed)
@@ -86,16 +108,6 @@ def run(
     if recorder is not None:
         stops = {"horizon": recorder.horizon, "observe": recorder.observe}
     told: list[str] = []
-    if save_cache and not config.enable_prefix_caching:
-        raise InputError(
-            "--save-cache: engine.enable_prefix_caching is false, so nothing is cached: turn it on"
-        )
-    if save_cache and scenario.cluster.replicas > 1:
-        raise InputError(
-            "--save-cache: keeps the cache of one engine, and cluster.replicas is "
-            f"{scenario.cluster.replicas}: set it to 1"
-        )
-    start = COLD if cache is None else loaded(cache, scenario, config)
     kept: SavedCache | None = None
 
     def keep(core: Core) -> None:
@@ -106,7 +118,7 @@ def run(
         with told_by_workload(told), np.errstate(over="ignore", invalid="ignore"):
             if scenario.prime is not None:
                 cluster = _cluster(scenario, seed)
-                start = primed(scenario, config, resolved.step_time.cost, cluster, progress)
+                start = primed(scenario, config, cost, cluster, progress)
                 progress = after(start, progress)
             totals = simulate(
                 requests(
@@ -117,7 +129,7 @@ def run(
                     priorities=config.priority_policy,
                 ),
                 config,
-                resolved.step_time.cost,
+                cost,
                 concurrency=workload.concurrency,
                 think_times=think_times(workload, seed),
                 reset_prefix_cache=scenario.reset_prefix_cache,
@@ -130,34 +142,13 @@ def run(
                 **stops,
             )
         records.close()
-        limit = min(config.max_model_len, (config.num_gpu_blocks - 1) * config.block_size)
-        num_requests = records.num_rows + records.num_left_out
-        if num_requests == 0:
-            raise InputError(f"{scenario.name}: the workload has no requests")
-        if num_refused == num_requests:
-            raise InputError(
-                f"{scenario.name}: none of the {num_refused} requests can run: the limit is {limit} tokens "
-                f"(engine.max_model_len {config.max_model_len}; engine.num_gpu_blocks "
-                f"{config.num_gpu_blocks}, less the null block, of {config.block_size}); raise the smaller"
-            )
-        if not totals.last_time < LATEST:
-            raise InputError(
-                f"{scenario.name}: the run ends {totals.last_time:g} s after it starts, too late for a clock "
-                f"that knows milliseconds up to {LATEST:g} s; check arrivals, think times and step times"
-            )
-        if records.num_rows == 0:
-            raise InputError(
-                f"{scenario.name}: measure_from: all {num_requests} requests arrive before {begin:g} s, "
-                "so nothing is left to measure; lower it"
-            )
+        _check_measurable(scenario.name, config, records, tally, totals.last_time)
         slo = Slo(**scenario.slo.model_dump()) if scenario.slo else None
         counted = totals if scenario.measure_from is None else measured(totals, records)
-        figures = summarize(records, counted, config, slo, resolved.step_time.cost)
+        figures = summarize(records, counted, config, slo, cost)
         if scenario.measure_from is not None:
             figures |= effect(totals, records)
         figures |= warm_start(start, totals, config)
-        from sim.by_replica import by_replica
-
         figures |= by_replica(records, counted, config, fates=caching)
         figures |= breakdowns(
             records, workload.tenant_names, fates=caching, evicted_from=counted.evicted_from
@@ -171,32 +162,17 @@ def run(
     except BaseException:
         records.discard()
         raise
-    cost = resolved.step_time.cost
     outside = domain_warnings(totals.steps_outside, totals.num_steps, cost)
-    assumed = with_share_on_kappa(resolved.assumed, over_context, num_requests, cost)
+    num_requests = records.num_rows + records.num_left_out
+    assumed = with_share_on_kappa(resolved.assumed, tally.over_context, num_requests, cost)
     notes = [*resolved.step_time.warnings, *outside, *told, *start.notes]
-    if num_refused:
-        named = ", ".join(map(str, refused)) + (", …" if num_refused > len(refused) else "")
-        of_all = f"{num_refused} of {num_requests} requests"
-        notes.append(f"{of_all} can never fit in {limit} tokens and were refused: {named}")
-    if config.enable_prefix_caching and longest <= config.block_size:
-        notes.append(
-            f"no prompt is longer than one block of {config.block_size} tokens (the longest has {longest}): "
-            "hits will be 0; lower engine.block_size"
-        )
-    asked = len(scenario.reset_prefix_cache)
-    if asked:
+    notes += _notes(scenario, config, tally, num_requests, totals)
+    if asked := len(scenario.reset_prefix_cache):
         figures |= {"prefix_cache_resets_asked": asked, "prefix_cache_resets": totals.num_resets}
-    if asked and totals.num_resets < asked:
-        notes.append(
-            f"{asked - totals.num_resets} of {asked} resets of the prefix cache failed, as in vLLM, since "
-            "requests held blocks then; move reset_prefix_cache to times without running requests"
-        )
-    notes += _idle_limits(scenario.slo)
     head = {"name": scenario.name, "model": scenario.model, "gpu": scenario.gpu, "seed": scenario.seed}
     hashing = {
         "prefix_caching_hash_algo": scenario.engine.prefix_caching_hash_algo,
-        "hash_us_per_block": resolved.step_time.cost.hash_us_per_block,
+        "hash_us_per_block": cost.hash_us_per_block,
     }
     timing = resolved.step_time
     errors = {component: error.mape for component, error in timing.errors.items()}
@@ -204,6 +180,58 @@ def run(
     tail = hashing | told_of_steps | {"warnings": notes}
     series = time_series(totals.samples, (config.num_gpu_blocks - 1) * scenario.cluster.replicas)
     return Result(resolved, head | figures | tail, records, series, kept)
+
+
+def _check_measurable(
+    name: str, config: EngineConfig, records: Records, tally: Tally, last_time: float
+) -> None:
+    """Raise InputError if a finished run has nothing to sum up, or ends beyond all clocks."""
+    num_requests = records.num_rows + records.num_left_out
+    if num_requests == 0:
+        raise InputError(f"{name}: the workload has no requests")
+    if tally.num_refused == num_requests:
+        raise InputError(
+            f"{name}: none of the {num_requests} requests can run: the limit is {_limit(config)} tokens "
+            f"(engine.max_model_len {config.max_model_len}; engine.num_gpu_blocks "
+            f"{config.num_gpu_blocks}, less the null block, of {config.block_size}); raise the smaller"
+        )
+    if not last_time < LATEST:
+        raise InputError(
+            f"{name}: the run ends {last_time:g} s after it starts, too late for a clock "
+            f"that knows milliseconds up to {LATEST:g} s; check arrivals, think times and step times"
+        )
+    if records.num_rows == 0:
+        raise InputError(
+            f"{name}: measure_from: all {num_requests} requests arrive before {records.measure_from:g} s, "
+            "so nothing is left to measure; lower it"
+        )
+
+
+def _notes(
+    scenario: Scenario, config: EngineConfig, tally: Tally, num_requests: int, totals: Totals
+) -> Iterator[str]:
+    """What to know of a run beside its figures."""
+    if tally.num_refused:
+        named = ", ".join(map(str, tally.refused)) + (", …" if tally.num_refused > len(tally.refused) else "")
+        of_all = f"{tally.num_refused} of {num_requests} requests"
+        yield f"{of_all} can never fit in {_limit(config)} tokens and were refused: {named}"
+    if config.enable_prefix_caching and tally.longest <= config.block_size:
+        yield (
+            f"no prompt is longer than one block of {config.block_size} tokens (the longest has "
+            f"{tally.longest}): hits will be 0; lower engine.block_size"
+        )
+    asked = len(scenario.reset_prefix_cache)
+    if asked and totals.num_resets < asked:
+        yield (
+            f"{asked - totals.num_resets} of {asked} resets of the prefix cache failed, as in vLLM, since "
+            "requests held blocks then; move reset_prefix_cache to times without running requests"
+        )
+    yield from _idle_limits(scenario.slo)
+
+
+def _limit(config: EngineConfig) -> int:
+    """The tokens that a request can have at most."""
+    return min(config.max_model_len, (config.num_gpu_blocks - 1) * config.block_size)
 
 
 def _cluster(scenario: Scenario, seed: np.random.SeedSequence) -> Cluster | None:

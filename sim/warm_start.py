@@ -107,6 +107,19 @@ def primed(
     return _start(left, common, figures, notes)
 
 
+def check_savable(scenario: Scenario) -> None:
+    """Raise InputError, one line, if the cache that a run leaves cannot be saved."""
+    if not scenario.engine.enable_prefix_caching:
+        raise InputError(
+            "--save-cache: engine.enable_prefix_caching is false, so nothing is cached: turn it on"
+        )
+    if scenario.cluster.replicas > 1:
+        raise InputError(
+            "--save-cache: keeps the cache of one engine, and cluster.replicas is "
+            f"{scenario.cluster.replicas}: set it to 1"
+        )
+
+
 def loaded(cache: SavedCache, scenario: Scenario, config: EngineConfig) -> Start:
     """Begin with a saved cache. Raises InputError, one line, where it cannot be this run's."""
     where = f"--load-cache {cache.source}"
