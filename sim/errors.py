@@ -96,6 +96,8 @@ def _finding(
 def _wanted(item: ErrorDetails) -> str:
     if item["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return "a mapping of fields"
+    if item["type"] == "too_short":
+        return f"a list of at least {item['ctx']['min_length']}"
     return item["msg"].removeprefix("Input should be ").removeprefix("Input should ")
 
 
@@ -108,7 +110,7 @@ def _path(item: ErrorDetails, data: Any) -> Location:
     """Where `data` is wrong: pydantic's location without the union branches it names on the way."""
     path: list[str | int] = []
     for key in item["loc"]:
-        if key in data if isinstance(data, Mapping) else isinstance(data, list):
+        if key in data if isinstance(data, Mapping) else isinstance(data, list) and isinstance(key, int):
             data = data[key]
             path.append(key)
     if item["type"] == "missing":

@@ -227,13 +227,30 @@ def test_what_a_run_depends_on_is_in_its_key(tmp_path: Path) -> None:
         (f"{HEAD}  name.x: [1]\n", "s.yaml:3: name is 'base', which has no fields"),
         (f"{HEAD}  engine.block_size: [16]\nseeds: 0\n", "s.yaml:4: seeds: should be"),
         (f"{HEAD}  engine.block_size: [16]\nseeds: [1, 1]\n", "s.yaml:4: seeds: one is given twice"),
-        (f"{HEAD}  engine.block_size: [16]\nname: a/b\n", "s.yaml:4: name: should"),
+        (
+            f"{HEAD}  engine.block_size: [16]\nseeds: []\n",
+            "s.yaml:4: seeds: should be a valid integer or a list of at least 1, not []",
+        ),
+        (f"{HEAD}  engine.block_size: [16]\nseeds: [3, -1]\n", "s.yaml:4: seeds.1: should be greater than"),
+        (f"{HEAD}  engine.block_size: [16]\nseeds: [a]\n", "s.yaml:4: seeds.0: should be a valid integer"),
+        (f"{HEAD}  engine.block_size: [16]\nname: a/b\n", "s.yaml:4: name: 'a/b' is no name for a folder"),
+        (
+            f"{HEAD}  engine.block_size: [16]\nmetrics: [a, b, a]\n",
+            "s.yaml:4: metrics: a is given twice; keep one",
+        ),
+        (
+            f"{HEAD}  a: {{range: [1, 1.0e+10, 1.0e-310]}}\n",
+            "s.yaml:3: axes.a: steps of 1e-310 from 1 to 10000000000.0 cannot be counted",
+        ),
+        (f"{HEAD}  a: {{range: [1, 1.0e+300, 1]}}\n", "s.yaml:3: axes.a.range.1: should be less than"),
+        (f"{HEAD}  a: {{log_range: [1.0e-310, 9, 3]}}\n", "s.yaml:3: axes.a: 1e-310 and 9 are too far apart"),
+        (f"{HEAD}  a: {{log_range: [1.0e+9, 1.0e-320, 3]}}\n", "1e-320 are too far apart"),
         (f"{HEAD}  engine.block_size: [{{label: 3, value: 16}}]\n", "the label 3 is no word"),
         (f"{HEAD}  seed_: [1]\n  b: [1]\nzip: [[seed_, c]]\n", "s.yaml:5: zip: c is no axis"),
         (f"{HEAD}  a: [1]\n  b: [1]\nzip: [[a, a]]\n", "s.yaml:5: zip: an axis is named twice"),
         (f"{HEAD}  a: [1]\n  b: [1]\nzip:\n- [a, b]\n- [b, a]\n", "s.yaml:7: zip: an axis is named twice"),
         (f"{HEAD}  a: [1]\n  b: [1, 2]\nzip: [[a, b]]\n", "need as many values each; they have: a 1, b 2"),
-        ("base: nowhere.yaml\naxes: {a: [1]}\n", "nowhere.yaml: cannot read the scenario"),
+        ("base: nowhere.yaml\naxes: {a: [1]}\n", "s.yaml:1: base: no file nowhere.yaml here or in "),
         ("base: {workload: {kind: scam}}\naxes: {gpu: [x]}\n", "s.yaml:1: workload.kind: unknown value"),
     ],
 )
@@ -253,6 +270,17 @@ def test_a_fault_of_the_base_is_told_with_its_own_line(tmp_path: Path) -> None:
 def test_an_axis_is_not_set(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--set engine.block_size=8: engine.block_size is an axis"):
         plan_of(tmp_path, f"{HEAD}  engine.block_size: [16]\n", "engine.block_size=8")
+    with pytest.raises(InputError, match="--set engine.block_size=8: engine is an axis"):
+        plan_of(tmp_path, f"{HEAD}  engine: [{{}}]\n", "engine.block_size=8")
+
+
+def test_an_override_changes_the_first_seed_and_no_listed_one(tmp_path: Path) -> None:
+    text = f"{HEAD}  engine.block_size: [16]\nseeds: "
+    assert plan_of(tmp_path, f"{text}2\n", "seed=7").seeds == [7, 8]
+    with pytest.raises(InputError, match="--set seed=abc: seed: should be a whole number, not 'abc'"):
+        plan_of(tmp_path, f"{text}2\n", "seed=abc")
+    with pytest.raises(InputError, match="--set seed=7: the sweep lists its seeds"):
+        plan_of(tmp_path, f"{text}[1, 2]\n", "seed=7")
 
 
 def test_a_large_grid_is_refused_unless_asked_for(tmp_path: Path) -> None:

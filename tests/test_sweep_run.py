@@ -7,8 +7,10 @@ import errno
 import json
 import os
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -202,6 +204,20 @@ def test_every_item_is_done_once(jobs: int) -> None:
     assert list(on_processes(square, [], jobs=jobs)) == []
 
 
+def test_no_more_processes_are_started_than_have_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def parallel(function: Any, items: Any, jobs: int) -> Iterator[tuple[int, Any]]:
+        asked.append(jobs)
+        return ((i, function(item)) for i, item in items)
+
+    monkeypatch.setattr("sim.sweep.processes._parallel", parallel)
+    monkeypatch.setattr("joblib.cpu_count", lambda: 3)
+    for jobs, num_items in ((None, 9), (2, 9), (1000, 9), (1000, 2)):
+        assert len(list(on_processes(abs, range(num_items), jobs=jobs))) == num_items
+    assert asked == [3, 2, 9, 3]
+
+
 def test_an_item_that_kills_its_process_stops_no_other() -> None:
     found = list(on_processes(square_or_die, range(10), jobs=2))
     assert len(found) == 10
@@ -263,6 +279,26 @@ def test_an_unreachable_cluster_is_told_soon(
         assert time.monotonic() - begin < 20
     one_line(prefixsim("sweep", sweep, "--cluster", "tcp://127.0.0.1:1", "--jobs", "2"), "--jobs")
     assert not out.exists()
+
+
+def test_something_else_at_the_address_of_a_cluster_is_told_in_one_line(sweep: Path, tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="needs the extra [cluster]")
+    with socketserver.TCPServer(("127.0.0.1", 0), WebServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for address in (f"tcp://127.0.0.1:{server.server_address[1]}", "http://127.0.0.1:1", ""):
+            command = [sys.executable, "-m", "sim.cli", "sweep", sweep, "--cluster", address]
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+            told = f"prefixsim: --cluster {address}: no Dask scheduler answers there within 10 s"
+            assert ended.returncode == 2 and ended.stdout == ""
+            assert ended.stderr.startswith(told) and ended.stderr.count("\n") == 1
+        server.shutdown()
+
+
+class WebServer(socketserver.BaseRequestHandler):
+    """What many a port has: it answers, and not in Dask's language."""
+
+    def handle(self) -> None:
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 TRACE = "".join(

@@ -46,6 +46,9 @@ class Format(StrEnum):
     json = "json"
 
 
+JobsOption = Annotated[
+    int | None, typer.Option("--jobs", min=1, max=1024, help="Processes. Default: one for each processor.")
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="Of stdout.")]
 
 

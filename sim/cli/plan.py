@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sim.cli.app import Format, FormatOption, app
+from sim.cli.app import Format, FormatOption, JobsOption, app
 from sim.cli.messages import announce_compilation, one_line_errors, say
 
 
@@ -37,7 +37,7 @@ def plan(
     price: Annotated[
         float | None, typer.Option(help="Of an hour of one GPU, in any currency, for the cost of tokens.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; the CPUs if not given.")] = None,
+    jobs: JobsOption = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a field, as in engine.block_size=16."),
@@ -52,8 +52,6 @@ def plan(
 ) -> None:
     """Search for what keeps a promise on latency, several seeds at each point; exit 1 if nothing does."""
     with one_line_errors():
-        from joblib import cpu_count
-
         from sim.plan.cost import check_price
         from sim.plan.evaluate import Bench
         from sim.plan.objective import parse_limits
@@ -73,7 +71,7 @@ def plan(
             tuple(overrides or ()),
             limits,
             tuple(range(first, first + seeds)),
-            functools.partial(on_processes, jobs=jobs or cpu_count()),
+            functools.partial(on_processes, jobs=jobs),
             {},
             lambda one: say(told(one)),
         )

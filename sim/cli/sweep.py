@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.app import Format, FormatOption, app
+from sim.cli.app import Format, FormatOption, JobsOption, app
 from sim.cli.messages import announce_compilation, counting_bar, one_line_errors, say
 
 if TYPE_CHECKING:
@@ -26,9 +25,7 @@ def sweep(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a field of the base scenario."),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Processes. Default: one for each processor.")
-    ] = None,
+    jobs: JobsOption = None,
     cluster: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="A Dask scheduler instead, as in tcp://10.0.0.1:8786."),
@@ -81,7 +78,7 @@ def _everywhere(jobs: int | None, cluster: str | None) -> Iterator[Everywhere]:
     if cluster is None:
         from sim.sweep.processes import on_processes
 
-        yield functools.partial(on_processes, jobs=jobs or _processors())
+        yield functools.partial(on_processes, jobs=jobs)
         return
     if jobs is not None:
         from sim.errors import InputError
@@ -91,8 +88,3 @@ def _everywhere(jobs: int | None, cluster: str | None) -> Iterator[Everywhere]:
 
     with connected(cluster) as client:
         yield functools.partial(on_cluster, client=client)
-
-
-def _processors() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

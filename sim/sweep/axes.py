@@ -10,7 +10,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from sim.scenario import Section
 
 Number = int | float
-Three = Annotated[list[Number], Field(min_length=3, max_length=3)]
+Three = Annotated[
+    list[Annotated[Number, Field(ge=-1e18, le=1e18)]], Field(min_length=3, max_length=3)
+]  # with room to reckon
 SLACK = 1e-9  # of a step: an end that rounding misses is still reached
 
 
@@ -22,10 +24,10 @@ class Range(Section):
     @model_validator(mode="after")
     def _steps_lead_there(self) -> Range:
         first, last, step = self.range
-        if step == 0 or (last - first) / step < 0:
-            raise ValueError(
-                f"no step of {step:g} leads from {first:g} to {last:g}; give [first, last, step]"
-            )
+        if step == 0 or (last - first) * step < 0:
+            raise ValueError(f"no step of {step} leads from {first} to {last}; give [first, last, step]")
+        if math.isinf((last - first) / step):
+            raise ValueError(f"steps of {step} from {first} to {last} cannot be counted; give a larger step")
         return self
 
     @property
@@ -47,9 +49,11 @@ class LogRange(Section):
     def _has_ratios(self) -> LogRange:
         first, last, number = self.log_range
         if not isinstance(number, int) or number < 2:
-            raise ValueError(f"the number of values is {number:g}; give [first, last, number], 2 or more")
+            raise ValueError(f"the number of values is {number}; give [first, last, number], 2 or more")
         if min(first, last) <= 0:
-            raise ValueError(f"{min(first, last):g} has no ratios; give ends above 0")
+            raise ValueError(f"{min(first, last)} has no ratios; give ends above 0")
+        if not 0 < last / first < math.inf:
+            raise ValueError(f"{first} and {last} are too far apart for equal ratios; give nearer ends")
         return self
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +30,10 @@ def connected(address: str) -> Iterator[Client]:
         raise InputError(f"{where}: needs Dask: pip install 'prefixsim[cluster]'") from None
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is told in one line
     try:
+        asyncio.run(_answers(address))
         client = Client(address, timeout=PATIENCE, set_as_default=False)
-    except (OSError, ValueError, TypeError):  # a time-out is an OSError
+    # A time-out is an OSError; what another service says reads as a message of impossible length.
+    except (OSError, ValueError, TypeError, MemoryError):
         raise InputError(
             f"{where}: no Dask scheduler answers there within {PATIENCE} s; start one with `dask scheduler`"
         ) from None
@@ -40,6 +43,13 @@ def connected(address: str) -> Iterator[Client]:
         except TimeoutError:
             raise InputError(f"{where}: the scheduler has no workers; start some: `dask worker`") from None
         yield client
+
+
+async def _answers(address: str) -> None:
+    """Raise what Dask does if nobody there speaks its language; a Client for such leaves a trace at exit."""
+    from distributed.comm.core import connect
+
+    (await connect(address, timeout=PATIENCE)).abort()  # type: ignore[no-untyped-call]
 
 
 def on_cluster(

@@ -52,7 +52,7 @@ def prepare_folder(out: Path, sweep: str, scenarios: list[str]) -> None:
         replace_text(out / SWEEP, sweep)  # first: it says whose the folder is
         (out / SCENARIOS).mkdir(exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {out}: cannot write there: {reason(error)}") from None
+        raise InputError(f"--out {out}: cannot write there: {reason(error)}; give another folder") from None
     for number, text in enumerate(scenarios):
         replace_text(out / SCENARIOS / f"{number}.yaml", text)
 

@@ -14,12 +14,17 @@ AHEAD = 2  # tasks sent out for each process, so that none waits for its next
 
 
 def on_processes(
-    function: Callable[[T], R], items: Sequence[T], *, jobs: int
+    function: Callable[[T], R], items: Sequence[T], *, jobs: int | None
 ) -> Iterator[tuple[int, R | None]]:
     """Yield (i, function(items[i])) as they come; None for an item whose process died.
 
-    With one job all happens in this process. Closing the iterator ends what still runs.
+    `jobs` None is one for each processor that this process may use. With one job all happens in this
+    process. Closing the iterator ends what still runs.
     """
+    from joblib import cpu_count
+
+    processors = cpu_count()
+    jobs = min(jobs or processors, max(processors, len(items)))  # all are started, with work or without
     if jobs == 1:
         yield from ((i, function(item)) for i, item in enumerate(items))
         return

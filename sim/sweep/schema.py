@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from sim.errors import InputError, Location, describe
 from sim.scenario import Count, Section
@@ -16,11 +17,22 @@ from sim.scenario_file import Draft, anchor, override, put, read, read_text
 from sim.sweep.axes import Axis, Value, Values, label_of, values_of
 from sim.yaml_lines import Lines, dump, parse
 
-Name = Annotated[str, StringConstraints(pattern=r"^\w[\w .+=-]*$", max_length=100)]  # also of a folder
 Seed = Annotated[int, Field(ge=0)]
 Where = Callable[[Location], str]  # the line of the sweep's file that says what is there
 METRICS = ["prefix_cache_hit_rate", "mean_ttft_ms", "p95_ttft_ms"]
 MOST_RUNS = 100_000  # without asking
+
+
+def _folder_name(name: str) -> str:
+    if not re.fullmatch(r"\w[\w .+=-]{0,99}", name):
+        raise ValueError(
+            f"{name!r} is no name for a folder; set name to at most 100 letters, digits, spaces or any of "
+            "_ . + = -, the first a letter or digit"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(_folder_name)]
 
 
 class Sweep(Section):
@@ -84,12 +96,12 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, large: bool = False
         raise InputError(describe(error, Sweep, data, where)) from None
     base = _base(sweep, path, lines, where)
     for text in overrides:
-        field = text.partition("=")[0].strip()
-        if field in sweep.axes:
-            raise InputError(f"--set {text}: {field} is an axis of the sweep; change it in the file")
+        _refuse_idle(text, sweep)
         override(base, text)
     anchor(base.data, base.folder)
     _refuse_size(sweep, where, large)
+    if twice := next((name for name in sweep.metrics if sweep.metrics.count(name) > 1), None):
+        raise InputError(f"{where(('metrics',))}: metrics: {twice} is given twice; keep one of the two")
     axes = _together(_values(sweep, base.folder, where), sweep.zip, where)
     return Plan(sweep.name, base, axes, _seeds(sweep, base, where), sweep.metrics, where)
 
@@ -97,17 +109,34 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, large: bool = False
 def _base(sweep: Sweep, path: Path, lines: Lines, where: Where) -> Draft:
     if isinstance(sweep.base, str):
         beside = path.parent / sweep.base
-        return read(beside if beside.is_file() else sweep.base)
+        found = beside if beside.is_file() else Path(sweep.base)
+        if not found.is_file():
+            place = where(("base",))
+            raise InputError(f"{place}: base: no file {sweep.base} here or in {path.parent}; name a scenario")
+        return read(found)
     own = {location[1:]: line for location, line in lines.items() if location[0] == "base" and location[1:]}
     data = deepcopy(sweep.base)
     data.setdefault("name", sweep.name)
     return Draft(data, own, where(("base",)), path.parent)
 
 
+def _refuse_idle(text: str, sweep: Sweep) -> None:
+    """Raise InputError for an override that the sweep itself would undo."""
+    field = text.partition("=")[0].strip()
+    axis = next((path for path in sweep.axes if f"{field}.".startswith(f"{path}.")), None)
+    if axis is not None:
+        raise InputError(f"--set {text}: {axis} is an axis of the sweep; change it in the file")
+    if field == "seed" and isinstance(sweep.seeds, list):
+        raise InputError(f"--set {text}: the sweep lists its seeds; change them in the file")
+
+
 def _seeds(sweep: Sweep, base: Draft, where: Where) -> list[int]:
     if isinstance(sweep.seeds, int):
         first = base.data.get("seed", 0)
-        return [(first if isinstance(first, int) else 0) + i for i in range(sweep.seeds)]
+        if not isinstance(first, int):
+            place = base.lines.get(("seed",), base.source)
+            raise InputError(f"{place}: seed: should be a whole number, not {first!r}")
+        return [first + i for i in range(sweep.seeds)]
     if len(set(sweep.seeds)) < len(sweep.seeds):
         raise InputError(f"{where(('seeds',))}: seeds: one is given twice; give different ones")
     return sweep.seeds
