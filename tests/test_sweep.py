@@ -416,6 +416,12 @@ def test_figures_are_drawn_and_the_same_bytes() -> None:
         assert figure_of(results._replace(runs=undefined)) is not None, "a metric that no run defines"
 
 
+def test_an_axis_that_ends_at_infinity_is_one_of_words() -> None:
+    values = tuple(Value(label_of(value), value) for value in (1, 4, math.inf))
+    assert Axis(("workload.request_rate",), [(value,) for value in values]).numbers is None
+    assert Axis(("workload.request_rate",), [(value,) for value in values[:2]]).numbers == [1, 4]
+
+
 def test_a_curve_shows_means_bands_and_who_did_not_keep_up() -> None:
     results = results_of([axis_of("engine.block_size", 16, 32)], [[0.5, 0.6], [0.25, 0.35]])
     behind = by_point(results)[1]._replace(saturation="OVERLOADED")

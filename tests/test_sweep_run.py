@@ -27,7 +27,7 @@ from sim.simulation import run
 from sim.sweep.cluster import connected, on_cluster
 from sim.sweep.content import Replay, _kept, _size, with_content
 from sim.sweep.execute import run_sweep
-from sim.sweep.journal import Record, journal, read_journal
+from sim.sweep.journal import Record, journal, locked, read_journal
 from sim.sweep.processes import on_processes
 from sim.sweep.schema import load_sweep
 from sim.sweep.work import Outcome
@@ -440,15 +440,44 @@ def test_two_sweeps_do_not_write_one_journal(sweep: Path, tmp_path: Path) -> Non
     out = tmp_path / "out"
     assert prefixsim("sweep", sweep, "--jobs", "1", "--out", out).exit_code == 0
     before = contents(out)
-    with journal(out / "journal.jsonl", resume=True):
+    with locked(out / "journal.jsonl"):
         one_line(prefixsim("sweep", sweep, "--jobs", "1", "--out", out), "another sweep writes there")
     assert contents(out) == before
+
+
+def test_of_two_sweeps_at_once_the_second_touches_nothing(
+    sweep: Path, finished: Path, tmp_path: Path
+) -> None:
+    out, other = tmp_path / "out", tmp_path / "other.yaml"
+    other.write_text(SWEEP.replace("[30, 60, 600]", "[40, 60, 600]"))
+    first = True
+
+    def meanwhile(function: Any, items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        nonlocal first
+        if first:
+            first = False
+            assert prefixsim("sweep", sweep, "--jobs", "1", "--out", out).exit_code == 0
+        yield from on_processes(function, items, jobs=1)
+
+    with pytest.raises(InputError, match="holds this sweep as it was before a change"):
+        run_sweep(load_sweep(other), out, meanwhile)
+    assert tables(out) == tables(finished)
+
+
+def test_a_sweep_stopped_before_its_first_run_starts_anew(
+    sweep: Path, finished: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "journal.jsonl").write_bytes(b'{"key": "torn')
+    assert prefixsim("sweep", sweep, "--jobs", "1", "--out", tmp_path / "out").exit_code == 0
+    assert tables(tmp_path / "out") == tables(finished)
 
 
 def test_a_journal_reads_as_far_as_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     records = [Record(str(i), {"a": i / 3}, "") for i in range(3)]
-    with journal(path, resume=False) as kept:
+    with locked(path) as file:
+        kept = journal(file, path, resume=False)
         for record in records:
             kept.append(record)
     text = path.read_bytes()
@@ -458,7 +487,8 @@ def test_a_journal_reads_as_far_as_it_is_whole(tmp_path: Path) -> None:
         found, end = read_journal(path)
         assert list(found.values()) == records[: text[:cut].count(b"\n")]
         assert text[:end].count(b"\n") == len(found) and text[:end].endswith(b"\n" if found else b"")
-    with journal(path, resume=True) as kept:
+    with locked(path) as file:
+        kept = journal(file, path, resume=True)
         assert list(kept.records) == ["0", "1"]
         kept.append(records[2])
     assert path.read_bytes() == text

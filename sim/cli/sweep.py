@@ -15,7 +15,7 @@ from sim.cli.app import Format, FormatOption, JobsOption, app
 from sim.cli.messages import announce_compilation, counting_bar, one_line_errors, say
 
 if TYPE_CHECKING:
-    from sim.sweep.execute import Everywhere
+    from sim.sweep.processes import Everywhere
 
 
 @app.command()

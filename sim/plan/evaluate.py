@@ -14,6 +14,8 @@ from sim.records import Records
 from sim.resolve import resolve
 from sim.scenario import Scenario
 from sim.scenario_file import load
+from sim.sweep.processes import Everywhere
+from sim.sweep.work import DIED
 
 FIGURES = (  # of the summary, kept of every run
     "completed", "failed", "duration", "request_throughput", "output_throughput", "total_token_throughput",
@@ -70,9 +72,6 @@ class Task(NamedTuple):
 
     scenario: Scenario
     limits: tuple[Limit, ...]
-
-
-Everywhere = Callable[[Callable[[Task], Run], Sequence[Task]], Iterator[tuple[int, Run | None]]]
 
 
 class Bench(NamedTuple):
@@ -177,7 +176,7 @@ def _mean_stay(records: Records, summary: dict[str, Any]) -> float:
 
 
 def _died(task: Task) -> Run:
-    return _without_figures(task.scenario, "the process that ran it died, for want of memory perhaps")
+    return _without_figures(task.scenario, DIED)
 
 
 def _without_figures(scenario: Scenario, error: str) -> Run:

@@ -103,7 +103,7 @@ class Axis(NamedTuple):
 
     @property
     def numbers(self) -> list[Number] | None:
-        """The values of the first path if they are numbers and called so, else None."""
+        """The values of the first path if they are finite numbers and called so, else None."""
         first = [step[0] for step in self.steps]
         plain = all(_is_number(one.value) and one.label == label_of(one.value) for one in first)
         return [one.value for one in first] if plain else None
@@ -145,7 +145,7 @@ def _is_word(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _tidy(value: Number, digits: int) -> Number:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from sim.errors import InputError, suggestion
 from sim.out_file import replace_text
 from sim.scenario_file import to_yaml
-from sim.sweep.folder import CURVES, JOURNAL, TABLE, check_folder, prepare_folder
+from sim.sweep.folder import CURVES, JOURNAL, TABLE, check_folder, make_folder, prepare_folder
 from sim.sweep.grid import Point, points
-from sim.sweep.journal import Journal, Record, journal
+from sim.sweep.journal import Journal, Record, journal, locked
 from sim.sweep.key import code_version, run_key
+from sim.sweep.processes import Everywhere
 from sim.sweep.schema import Plan
 from sim.sweep.table import Results, Run, curves_csv, to_csv
 from sim.sweep.work import DIED, Job, failed, metric_names, work
 
 Progress = Callable[[int, int], None]  # runs done, of all
-
-
-class Everywhere(Protocol):
-    """Calls a function with each item, in any order: see processes.py and cluster.py."""
-
-    def __call__(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]: ...
 
 
 class Layout(NamedTuple):
@@ -58,8 +53,12 @@ def run_sweep(
     layout, text = lay_out(plan), plan.to_yaml()
     check_folder(out, text, len(set(layout.keys)), resume=resume)
     _check_metrics(plan, layout.points[0], everywhere)
-    prepare_folder(out, text, layout.texts)
-    with journal(out / JOURNAL, resume=resume) as kept:
+    make_folder(out)
+    with locked(out / JOURNAL) as file:
+        # Again: another sweep may have come, and gone, while the metrics were looked for.
+        check_folder(out, text, len(set(layout.keys)), resume=resume)
+        prepare_folder(out, text, layout.texts)
+        kept = journal(file, out / JOURNAL, resume=resume)
         records = _run_missing(plan, layout, kept, everywhere, progress)
         results = _results(plan, layout, records)
         replace_text(out / TABLE, to_csv(results))

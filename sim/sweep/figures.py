@@ -104,7 +104,7 @@ def _curves(figure: Figure, results: Results, shape: Shape, panels: list[str]) -
         if metric == panels[0] and shape.curves:
             panel.legend(title=" and ".join(results.axes[i].name for i in shape.curves), fontsize=8)
     _ticks(axes[-1], bottom, across)
-    _head(figure, results, "mean and 95 % band")
+    _head(figure, results, "mean and 95 % band", "hollow")
 
 
 def curve(
@@ -160,7 +160,7 @@ def _maps(figure: Figure, results: Results, shape: Shape, panels: list[str]) -> 
             every = math.ceil(len(steps) / TICKS)
             axis.set_major_locator(FixedLocator(range(0, len(steps), every)))
             axis.set_ticklabels([step[0].label for step in steps[::every]])
-    _head(figure, results, "mean")
+    _head(figure, results, "mean", "crossed")
 
 
 def _places(axes: Sequence[Axis]) -> Callable[[int], tuple[int, ...]]:
@@ -207,11 +207,11 @@ def _upright(panel: Axes, means: Sequence[float]) -> None:
         panel.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def _head(figure: Figure, results: Results, drawn_of_seeds: str) -> None:
+def _head(figure: Figure, results: Results, drawn_of_seeds: str, marked: str) -> None:
     seeds = len({run.seed for run in results.runs})
     words = [
         f"{results.name}: {drawn_of_seeds} over {seeds} seeds" if seeds > 1 else f"{results.name}: one seed"
     ]
     if any(run.figures.get("saturation", "STABLE") != "STABLE" for run in results.runs):
-        words.append("hollow or crossed: the engine did not keep up, and TTFT grows with the run")
+        words.append(f"{marked}: the engine did not keep up, and TTFT grows with the run")
     figure.suptitle("\n".join(words), x=0.01, ha="left", fontsize=9)

@@ -17,12 +17,14 @@ TABLE, CURVES = "sweep.csv", "curves.csv"
 def check_folder(out: Path, sweep: str, num_runs: int, *, resume: bool) -> None:
     """Raise InputError, one line, if `out` is not for the sweep that reads `sweep`. Modifies nothing.
 
-    A new or empty folder is, and one that the same sweep has written: over a finished one it starts
-    anew, an unfinished one it takes up with `resume` and else refuses.
+    A new or empty folder is, and one that the same sweep has written: where no run has ended, or all
+    have, it starts anew; else it goes on with `resume`, and without is refused.
     """
     where = f"--out {out}"
     try:
         names = sorted(os.listdir(out))
+        if names == [JOURNAL] and not read_journal(out / JOURNAL)[0]:
+            return  # it is made first
         if not names:
             return
         if SWEEP not in names:
@@ -39,20 +41,24 @@ def check_folder(out: Path, sweep: str, num_runs: int, *, resume: bool) -> None:
         what = "this sweep as it was before a change" if _name(former) == _name(sweep) else "another sweep"
         raise InputError(f"{where}: holds {what} ({_difference(former, sweep)}); give another folder")
     done = len(read_journal(out / JOURNAL)[0])
-    if not resume and (out / JOURNAL).exists() and done < num_runs:
+    if not resume and 0 < done < num_runs:
         raise InputError(
             f"{where}: holds {done} of {num_runs} runs of this sweep; add --resume, or give another folder"
         )
 
 
-def prepare_folder(out: Path, sweep: str, scenarios: list[str]) -> None:
-    """Make the folder with the sweep and each point's scenario. Raises InputError, one line."""
+def make_folder(out: Path) -> None:
+    """Make a folder where there is none. Raises InputError, one line."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        replace_text(out / SWEEP, sweep)  # first: it says whose the folder is
-        (out / SCENARIOS).mkdir(exist_ok=True)
     except OSError as error:
         raise InputError(f"--out {out}: cannot write there: {reason(error)}; give another folder") from None
+
+
+def prepare_folder(out: Path, sweep: str, scenarios: list[str]) -> None:
+    """Write the sweep and each point's scenario. Raises InputError, one line."""
+    replace_text(out / SWEEP, sweep)  # first: it says whose the folder is
+    make_folder(out / SCENARIOS)
     for number, text in enumerate(scenarios):
         replace_text(out / SCENARIOS / f"{number}.yaml", text)
 

@@ -46,8 +46,8 @@ class Journal:
 
 
 @contextlib.contextmanager
-def journal(path: Path, *, resume: bool) -> Iterator[Journal]:
-    """Open a journal to add to, begun anew unless `resume`; no two processes at a time.
+def locked(path: Path) -> Iterator[int]:
+    """The file of a journal, made if there is none, and others kept out. Modifies nothing in it.
 
     Raises InputError, one line, if it cannot be opened or another process has it.
     """
@@ -57,11 +57,16 @@ def journal(path: Path, *, resume: bool) -> Iterator[Journal]:
         raise InputError(f"{path}: cannot be written: {reason(error)}") from None
     try:
         _lock(file, path)
-        records, end = read_journal(path) if resume else ({}, 0)
-        os.ftruncate(file, end)  # a line that was torn must not become the head of the next
-        yield Journal(path, file, records)
+        yield file
     finally:
         os.close(file)
+
+
+def journal(file: int, path: Path, *, resume: bool) -> Journal:
+    """A journal to add to, in a file that is `locked`; begun anew unless `resume`."""
+    records, end = read_journal(path) if resume else ({}, 0)
+    os.ftruncate(file, end)  # a line that was torn must not become the head of the next
+    return Journal(path, file, records)
 
 
 def read_journal(path: Path) -> tuple[dict[str, Record], int]:

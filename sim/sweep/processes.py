@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 IDLE = 20  # seconds until a process without work ends, as all do whose sweep was killed
 AHEAD = 2  # tasks sent out for each process, so that none waits for its next
+
+
+class Everywhere(Protocol):
+    """Calls a function with each item, in any order: `on_processes`, or `on_cluster` of cluster.py."""
+
+    def __call__(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]: ...
 
 
 def on_processes(

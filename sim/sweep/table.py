@@ -129,7 +129,8 @@ def lines(results: Results) -> Iterator[tuple[str, str]]:
     widths = [max(len(row[i]) for row in [heads, *rows]) + 2 for i in range(len(heads))]
     seeds = len({run.seed for run in results.runs})
     yield "bold", f" Sweep {results.name} ".center(sum(widths), "=")
-    yield "", f"points: {len(points)}, seeds each: {seeds}; mean ± 95 % band over seeds"
+    told = f"seeds each: {seeds}; mean ± 95 % band over seeds" if seeds > 1 else "one seed each"
+    yield "", f"points: {len(points)}, {told}"
     yield "cyan", "".join(head.rjust(width) for head, width in zip(heads, widths, strict=True))
     for row in rows:
         yield "", "".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
