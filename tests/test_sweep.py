@@ -209,6 +209,7 @@ def test_what_a_run_depends_on_is_in_its_key(tmp_path: Path) -> None:
         ),
         ("base: base.yaml\naxes: {}\n", "s.yaml:2: axes: the grid is empty"),
         ("base: base.yaml\n", "axes: this field is required"),
+        (BASE, "s.yaml: is a scenario, not a sweep; try prefixsim run"),
         (f"{HEAD}  engine.block_size: 16\n", "s.yaml:3: axes.engine.block_size: should be"),
         (
             f"{HEAD}  engine.block_size: {{range: [1, 9, 0]}}\n",

@@ -445,6 +445,17 @@ def test_two_sweeps_do_not_write_one_journal(sweep: Path, tmp_path: Path) -> Non
     assert contents(out) == before
 
 
+def test_why_there_is_no_figure_is_told(sweep: Path, tmp_path: Path) -> None:
+    sweep.write_text(SWEEP.replace("[30, 60, 600]", "[2, 3]"))
+    result = prefixsim("sweep", sweep, "--jobs", "1", "--out", tmp_path / "out")
+    assert result.exit_code == 1 and "no figure: every run failed; see sweep.csv" in result.stderr
+    axes = "  engine.max_num_seqs: [8, 9]\n  engine.max_num_batched_tokens: [900, 901]\nseeds: 2"
+    sweep.write_text(SWEEP.replace("[30, 60, 600]", "[60, 600]").replace("seeds: 2", axes))
+    small = ["--set", "workload.num_requests=2"]
+    result = prefixsim("sweep", sweep, "--jobs", "1", "--out", tmp_path / "four", *small)
+    assert result.exit_code == 0 and "no figure: more axes than one can show" in result.stderr
+
+
 def test_of_two_sweeps_at_once_the_second_touches_nothing(
     sweep: Path, finished: Path, tmp_path: Path
 ) -> None:

@@ -52,10 +52,13 @@ def sweep(
                 say(f"interrupted; what {folder} has stays there: --resume goes on")
                 raise typer.Exit(130) from None
         from sim.sweep.figures import write_figure
+        from sim.sweep.folder import TABLE
         from sim.sweep.table import lines, to_object
 
         if not write_figure(results, folder):
-            say("no figure: more axes than one can show; see curves.csv")
+            some_ran = len(results.errors) < len(results.runs)
+            why = "more axes than one can show" if some_ran else "every run failed"
+            say(f"no figure: {why}; see {TABLE}")
         say(f"written: {', '.join(sorted(path.name for path in folder.iterdir()))} in {folder}")
         if output is Format.json:
             from sim.report import to_json

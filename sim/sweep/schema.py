@@ -83,6 +83,10 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, large: bool = False
     """
     lines: Lines = {}
     data = parse(read_text(path, "the sweep"), str(path), lines, "the sweep")
+    if "workload" in data and "axes" not in data:
+        raise InputError(
+            f"{path}: is a scenario, not a sweep; try prefixsim run, or give it as base of a sweep"
+        )
     data.setdefault("name", path.stem)
 
     def where(location: Location) -> str:
