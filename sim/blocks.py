@@ -15,7 +15,7 @@ from sim._jit import hot, verb
 from sim.chains import ChainTree, content_key, release_node
 from sim.columns import B, C, N
 from sim.request import Floats, Ints
-from sim.residency import new_durations, note_access, note_allocation, note_eviction
+from sim.residency import WIDTH, new_durations, note_access, note_allocation, note_eviction
 
 NULL_BLOCK = 0
 
@@ -29,7 +29,7 @@ class BlockPool(NamedTuple):
     blocks: Ints  # [B, block id]
     count: Ints  # type: ignore[assignment]  # the name shadows tuple.count
     taken: Ints  # a log of taken blocks, negative where one was evicted; empty: not kept
-    times: Floats  # these three: see sim/residency.py; empty: not kept
+    times: Floats  # [block, column]; these three: see sim/residency.py; empty: not kept
     durations: Ints
     evicted_from: Ints  # evictions by the owner of the block
     events: Ints  # what was cached and evicted, see sim/kv_index.py; empty: not told
@@ -44,7 +44,7 @@ def new_pool(
     blocks[B.next_free] = np.roll(ids, -1)
     blocks[B.prev_free] = np.roll(ids, 1)
     count = np.array([num_gpu_blocks - 1, 0, 0, 0, 0], np.int64)
-    times = np.zeros((2, num_gpu_blocks if residency else 0))
+    times = np.zeros((num_gpu_blocks if residency else 0, WIDTH))
     owners = np.zeros(1 if residency else 0, np.int64)
     # a step tells of each block a few times at most, and half of this is left free for it
     events = np.zeros(16 * num_gpu_blocks if kv_events else 0, np.int64)
@@ -137,12 +137,10 @@ def take(pool: BlockPool, tree: ChainTree, owner: int) -> int:
     if evicted:
         forget(pool, tree, block)
         pool.count[EVICTIONS] += 1
-    if pool.times.shape[1] > 0:
+    if len(pool.times) > 0:
         if evicted:
-            note_eviction(pool.times, pool.durations, block)
-            pool.evicted_from[pool.blocks[B.owner, block]] += 1
-        note_allocation(pool.times, block)
-        pool.blocks[B.owner, block] = owner
+            note_eviction(pool.times, pool.durations, pool.evicted_from, block)
+        note_allocation(pool.times, block, owner)
     if len(pool.taken) > 0:
         pool.taken[pool.count[TAKEN_LOGGED]] = -block if evicted else block
         pool.count[TAKEN_LOGGED] += 1
@@ -156,9 +154,8 @@ def touch(pool: BlockPool, block: int, owner: int) -> None:
 
     `owner` is whose it is now.
     """
-    if pool.times.shape[1] > 0:
-        note_access(pool.times, pool.durations, block)
-        pool.blocks[B.owner, block] = owner
+    if len(pool.times) > 0:
+        note_access(pool.times, pool.durations, block, owner)
     if pool.blocks[B.ref_cnt, block] == 0:
         unlink(pool, block)
     pool.blocks[B.ref_cnt, block] += 1

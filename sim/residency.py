@@ -21,7 +21,9 @@ from sim._jit import hot
 from sim.histogram import NUM_BINS, bin_of, edges, percentile
 from sim.request import Floats, Ints
 
-BIRTH, LAST_ACCESS = range(2)  # rows of BlockPool.times[row, block], seconds
+# Columns of BlockPool.times[block, column]: seconds, and a number. One block's lie together, for it is
+# the way to the memory that takes time.
+BIRTH, LAST_ACCESS, OWNER, WIDTH = 0, 1, 2, 4
 LIFETIME, IDLE, REUSE_GAP = range(3)  # rows of BlockPool.durations[row, bin], numbers of blocks or gaps
 NAMES = (  # of those rows: vLLM's, without vllm:
     "kv_block_lifetime_seconds",
@@ -41,33 +43,36 @@ def new_durations(kept: bool) -> Ints:
 @hot
 def set_block_time(times: Floats, now: float) -> None:
     """Say what time it is."""
-    if times.shape[1] > 0:
-        times[BIRTH, _NOW] = now
+    if len(times) > 0:
+        times[_NOW, BIRTH] = now
 
 
 @hot
-def note_allocation(times: Floats, block: int) -> None:
+def note_allocation(times: Floats, block: int, owner: int) -> None:
     """A block is taken now (on_block_allocated)."""
-    times[BIRTH, block] = times[BIRTH, _NOW]
-    times[LAST_ACCESS, block] = math.nan
+    times[block, OWNER] = owner
+    times[block, BIRTH] = times[_NOW, BIRTH]
+    times[block, LAST_ACCESS] = math.nan
 
 
 @hot
-def note_access(times: Floats, durations: Ints, block: int) -> None:
+def note_access(times: Floats, durations: Ints, block: int, owner: int) -> None:
     """A cached block is hit now (on_block_accessed); the first access ends no gap, as in vLLM."""
-    now = times[BIRTH, _NOW]
-    before = times[LAST_ACCESS, block]
+    times[block, OWNER] = owner
+    now = times[_NOW, BIRTH]
+    before = times[block, LAST_ACCESS]
     if not math.isnan(before):
         durations[REUSE_GAP, bin_of(now - before) >> _COARSER] += 1
-    times[LAST_ACCESS, block] = now
+    times[block, LAST_ACCESS] = now
 
 
 @hot
-def note_eviction(times: Floats, durations: Ints, block: int) -> None:
+def note_eviction(times: Floats, durations: Ints, evicted_from: Ints, block: int) -> None:
     """A block loses its content now (on_block_evicted)."""
-    now = times[BIRTH, _NOW]
-    birth = times[BIRTH, block]
-    last = times[LAST_ACCESS, block]
+    evicted_from[int(times[block, OWNER])] += 1
+    now = times[_NOW, BIRTH]
+    birth = times[block, BIRTH]
+    last = times[block, LAST_ACCESS]
     if math.isnan(last):
         last = birth
     durations[LIFETIME, bin_of(now - birth) >> _COARSER] += 1

@@ -94,7 +94,7 @@ def restore(state: State, snapshot: Snapshot) -> None:
     cached = blocks[blocks[:, NODE] > 0]
     pool.blocks[B.warm, cached[:, BLOCK]] = 1
     if config.residency:
-        pool.times[LAST_ACCESS, cached[:, BLOCK]] = math.nan
+        pool.times[cached[:, BLOCK], LAST_ACCESS] = math.nan
     cached = cached[np.argsort(cached[:, COPY], kind="stable")]
     _plant(pool, tree, nodes, np.zeros(len(nodes), np.int64), cached, config.block_size)
     if config.token_fates:

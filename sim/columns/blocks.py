@@ -6,7 +6,6 @@ prev_free = 2
 chain = 3  # the chain id of its content, 0: not cached
 next_duplicate = 4  # blocks of one chain id in the order they were cached, circular
 prev_duplicate = 5
-owner = 6  # who took or touched it last, see sim/residency.py
-warm = 7  # whether its content was cached before the run began, see sim/snapshot.py
+warm = 6  # whether its content was cached before the run began, see sim/snapshot.py
 
-WIDTH = 8
+WIDTH = 7
