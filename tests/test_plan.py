@@ -314,3 +314,10 @@ def test_a_folder_of_something_else_is_left_alone(scenario: str) -> None:
     Path("out/thesis.txt").write_text("years of work")
     assert plan(scenario, *PROMISE, "--out", "out").exit_code == 2
     assert Path("out/thesis.txt").read_text() == "years of work"
+
+
+def test_of_equals_the_one_furthest_from_breaking_the_promise_is_best(scenario: str) -> None:
+    """Three step times with one pool: the slower the step, the nearer is TTFT to its limit."""
+    lists = ("--vary", "engine.num_gpu_blocks=400..400", "--vary", "cost.token_us=40,20,30")
+    printed = found(scenario, *PROMISE, *lists)
+    assert [winner["values"]["cost.token_us"] for winner in printed["winners"]] == ["20", "30", "40"]

@@ -201,16 +201,19 @@ def _miss(one: Evaluation) -> tuple[bool, bool, float]:
 
 
 def _rank(bench: Bench, winner: Winner, ranges: Sequence[Range]) -> tuple[float, ...]:
-    """Fewest GPUs, then the smallest values, a pool by its tokens; or the highest pace of a GPU."""
+    """Fewest GPUs, then the smallest values, a pool by its tokens; or the highest pace of a GPU.
+
+    Of equals the one that is furthest from breaking the promise.
+    """
     if winner.best is None:
         assert winner.broken is not None
         return (1.0, *map(float, _miss(winner.broken)))
     values = dict(winner.best.point.values)
     if not ranges:
-        return (0.0, -float(winner.best.point.values[-1][1]) / winner.gpus)
+        return (0.0, -float(winner.best.point.values[-1][1]) / winner.gpus, winner.best.worst.ratio)
     block_size = bench.scenario(winner.best.point).engine.block_size
     sizes = [values[one.path] * (block_size if one.path == "engine.num_gpu_blocks" else 1) for one in ranges]
-    return (0.0, float(winner.gpus), *map(float, sizes))
+    return (0.0, float(winner.gpus), *map(float, sizes), winner.best.worst.ratio)
 
 
 def _sought(varied: Varied, pace: Pace | None) -> str:
