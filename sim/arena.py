@@ -7,7 +7,6 @@ shares it gets the larger one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -128,11 +127,10 @@ class Arena:
         for state in self.states:
             state.share()
 
-    def segments_of(self, slot: int) -> Iterator[tuple[int, int]]:
-        """The (id, tokens) pairs of a request's prompt and answer."""
-        first = int(self.requests[R.first_segment, slot])
-        end = first + int(self.requests[R.num_segments, slot])
-        return zip(*self.segments[:, first:end].tolist(), strict=True)
+    def segments_of(self, slot: int) -> Ints:
+        """A request's own segments, a view: [0: id, 1: tokens] of prompt and answer in order."""
+        first = self.requests[R.first_segment, slot]
+        return self.segments[:, first : first + self.requests[R.num_segments, slot]]
 
     def _take_slots(self, n: int) -> Ints:
         """Slots for n requests, those that the engines have given back among them."""

@@ -50,7 +50,7 @@ def clients(
 def arrivals(clock: Clock, entrance: Entrance, batches: Iterator[Batch]) -> Process:
     """Open loop: each request arrives at its time, whatever the engine does."""
     for batch in batches:
-        slots = entrance.load(batch)
+        slots = entrance.arena.load(batch).tolist()
         for slot, time in zip(slots, batch.arrival_time.tolist(), strict=True):
             if time > clock.now:
                 yield clock.at(time)
@@ -60,7 +60,7 @@ def arrivals(clock: Clock, entrance: Entrance, batches: Iterator[Batch]) -> Proc
 def loaded_slots(entrance: Entrance, batches: Iterator[Batch]) -> Iterator[int]:
     """The slots of all requests in order, loaded a batch at a time."""
     for batch in batches:
-        yield from entrance.load(batch)
+        yield from entrance.arena.load(batch).tolist()
 
 
 def client(clock: Clock, entrance: Entrance, slots: Iterator[int], think_times: Iterator[float]) -> Process:
@@ -95,7 +95,7 @@ def session_user(clock: Clock, entrance: Entrance, sessions: Iterator[Session]) 
 def begin(clock: Clock, entrance: Entrance, session: Session) -> list[Event]:
     """Start a session now; the events are the ends of its requests."""
     ended: list[Event] = []
-    slots = entrance.load(session.requests)
+    slots = entrance.arena.load(session.requests).tolist()
     for slot, after, delay in zip(slots, session.after, session.delay.tolist(), strict=True):
         ended.append(clock.process(turn(clock, entrance, slot, [ended[i] for i in after], delay)))
     return ended

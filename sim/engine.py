@@ -18,7 +18,6 @@ from sim.core import Core
 from sim.cost import StepCost
 from sim.errors import Livelock
 from sim.fates import MISSES
-from sim.request import Batch
 from sim.state import State
 from sim.totals import Totals, totals_of
 
@@ -100,10 +99,6 @@ class Engine:
                 self.next_wake = wake
                 yield clock.wake_at(wake, self.replica)
                 now = wake
-
-    def load(self, batch: Batch) -> list[int]:
-        """Bring a batch into the engine's columns; returns the slots, to be submitted on arrival."""
-        return self.arena.load(batch).tolist()  # type: ignore[no-any-return]
 
     def submit(self, slot: int) -> None:
         """A loaded request arrives now."""

@@ -24,7 +24,7 @@ from sim.content_key import prefix_key
 from sim.cost import StepCost
 from sim.engine import ROWS, Engine, Records
 from sim.kv_index import KvIndex
-from sim.request import Batch, Ints
+from sim.request import Ints
 from sim.router import AFFINITY_TOKENS, CENTRAL_QUEUE, ROUTERS, Arrival, Views
 from sim.totals import Totals, total
 
@@ -87,10 +87,6 @@ class Replicas:
 
         return horizon
 
-    def load(self, batch: Batch) -> list[int]:
-        """Bring a batch into the columns; returns the slots, to be submitted on arrival."""
-        return self.arena.load(batch).tolist()  # type: ignore[no-any-return]
-
     def submit(self, slot: int) -> None:
         """A loaded request arrives now."""
         if self.cluster.router == CENTRAL_QUEUE and slot not in self.arena.refused:
@@ -126,7 +122,7 @@ class Replicas:
         key = 0
         if router == "prefix_affinity":
             shared = min(AFFINITY_TOKENS, prompt_len)
-            key = int(prefix_key(self.segments(slot), requests[R.namespace, slot], shared))
+            key = int(prefix_key(self.arena.segments_of(slot), requests[R.namespace, slot], shared))
         draws = (0.0, 0.0)
         if router in ("random", "power_of_two"):
             draws = (self.rng.random(), self.rng.random())
@@ -151,7 +147,8 @@ class Replicas:
         if not config.enable_prefix_caching:
             return seen
         prompt_len, namespace = requests[R.prompt_len, slot], requests[R.namespace, slot]
-        cached = self.index.cached_tokens(self.segments(slot), namespace, prompt_len, config.block_size)
+        segments = self.arena.segments_of(slot)
+        cached = self.index.cached_tokens(segments, namespace, prompt_len, config.block_size)
         return seen._replace(cached_tokens=cached)
 
     def look(self) -> Views:
@@ -183,11 +180,6 @@ class Replicas:
         """Requests sent to each replica that have not ended."""
         ended = [engine.num_done + int(engine.state.core.count[K.num_records]) for engine in self.engines]
         return self.num_sent - ended
-
-    def segments(self, slot: int) -> Ints:
-        """A request's segments: [0: id, 1: tokens] in order."""
-        first = self.arena.requests[R.first_segment, slot]
-        return self.arena.segments[:, first : first + self.arena.requests[R.num_segments, slot]]
 
     def serve_queue(self) -> None:
         """Send the requests of a central queue, in order, as long as a replica has a place."""

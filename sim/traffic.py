@@ -28,17 +28,21 @@ def requests(
     if isinstance(workload, SessionWorkload):
         return workload.sessions(seed)  # in which all content has a name
     if isinstance(workload, Mix) and workload.has_sessions:
-        sessions = workload.sessions(seed, block_size)
-        return map(_named, sessions) if names else sessions
+        return _changed(workload.sessions(seed, block_size), names, priorities)
     batches = workload.batches(seed, block_size)
     if not priorities:
         batches = _told_of_priorities(batches)
     return map(with_names, batches) if names else batches
 
 
-def _named(session: Session) -> Session:
-    """The session with names for what its requests have of their own."""
-    return session._replace(requests=with_names(session.requests))
+def _changed(sessions: Iterator[Session], names: bool, priorities: bool) -> Iterator[Session]:
+    """The sessions of a mix with what `requests` does to batches done to theirs."""
+    for session in sessions:
+        batch = session.requests
+        if not priorities and batch.priority.any():
+            priorities = True  # told once
+            _warn_of_priorities()
+        yield session._replace(requests=with_names(batch) if names else batch)
 
 
 def _told_of_priorities(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -47,13 +51,17 @@ def _told_of_priorities(batches: Iterator[Batch]) -> Iterator[Batch]:
     for batch in batches:
         if not told and batch.priority.any():
             told = True
-            warnings.warn(
-                "requests have priorities, which scheduling_policy fcfs does not read: set "
-                "engine.scheduling_policy to priority",
-                WorkloadWarning,
-                stacklevel=2,
-            )
+            _warn_of_priorities()
         yield batch
+
+
+def _warn_of_priorities() -> None:
+    warnings.warn(
+        "requests have priorities, which scheduling_policy fcfs does not read: set "
+        "engine.scheduling_policy to priority",
+        WorkloadWarning,
+        stacklevel=3,
+    )
 
 
 def think_times(workload: AnyWorkload, seed: np.random.SeedSequence) -> Iterator[float] | None:

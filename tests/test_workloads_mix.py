@@ -16,7 +16,8 @@ from simulation import engine, run
 from sim.errors import InputError
 from sim.request import Batch, Ints, Session
 from sim.scenario_file import load
-from workloads import Mix, same_content
+from sim.traffic import requests
+from workloads import Mix, WorkloadWarning, same_content
 from workloads.base import Workload
 from workloads.mix import _seed_of
 
@@ -361,3 +362,13 @@ def test_pool_ends_are_those_of_warm_starts() -> None:
     for spec in kinds:
         workload = make(spec)
         assert workload.pool_end == same_content._pool_end(workload.model_dump(mode="json"))
+
+
+def test_priorities_that_nobody_reads_are_told_of_sessions_too() -> None:
+    tenants = {"chat": {"priority": 3, "workload": DIALOGUE}, "other": {"workload": DIALOGUE}}
+    mix = make({"kind": "mix", "tenants": tenants})
+    with pytest.warns(WorkloadWarning, match="fcfs does not read"):
+        told = list(requests(mix, SEED, 16, priorities=False))
+    plain = list(mix.sessions(SEED, 16))
+    assert len(told) == len(plain)
+    assert all(same(one.requests, other.requests) for one, other in zip(told, plain, strict=True))

@@ -31,6 +31,11 @@ class Workload(Spec):
         """The number of requests, where it is known before the first is made."""
 
     @property
+    def has_sessions(self) -> bool:
+        """Whether requests wait for the ends of others: then it has sessions, and no batches."""
+        return False
+
+    @property
     def pool_end(self) -> int | None:
         """Segment ids from here on name one session's own content; None: own ids are below 0."""
         return None

@@ -102,8 +102,7 @@ class Mix(Workload):
 
     @property
     def has_sessions(self) -> bool:
-        """Whether requests of some tenant wait for the ends of others: then there are no batches."""
-        return any(isinstance(tenant.workload, SessionWorkload) for tenant in self.tenants.values())
+        return any(tenant.workload.has_sessions for tenant in self.tenants.values())
 
     def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
         assert not self.has_sessions, "sessions have no times"

@@ -43,6 +43,10 @@ class SessionWorkload(Workload):
         return self
 
     @property
+    def has_sessions(self) -> bool:
+        return True
+
+    @property
     def expected_requests(self) -> int | None:
         return None
 

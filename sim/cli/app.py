@@ -46,6 +46,10 @@ class Format(StrEnum):
     json = "json"
 
 
+OverridesOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a field, as in engine.block_size=16."),
+]
 JobsOption = Annotated[
     int | None, typer.Option("--jobs", min=1, max=1024, help="Processes. Default: one for each processor.")
 ]

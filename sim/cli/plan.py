@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sim.cli.app import Format, FormatOption, JobsOption, app
+from sim.cli.app import Format, FormatOption, JobsOption, OverridesOption, app
 from sim.cli.messages import announce_compilation, one_line_errors, say
 
 
@@ -38,10 +38,7 @@ def plan(
         float | None, typer.Option(help="Of an hour of one GPU, in any currency, for the cost of tokens.")
     ] = None,
     jobs: JobsOption = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, as in engine.block_size=16."),
-    ] = None,
+    overrides: OverridesOption = None,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim.cli.app import Format, FormatOption, app
+from sim.cli.app import Format, FormatOption, OverridesOption, app
 from sim.cli.messages import announce_compilation, one_line_errors, progress_bar, say
 from sim.errors import InputError
 from sim.out_file import check_out, replace_text
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 @app.command()
 def run(
     scenario: Annotated[Path, typer.Argument(help="A scenario in YAML.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, as in engine.block_size=16."),
-    ] = None,
+    overrides: OverridesOption = None,
     out: Annotated[
         Path | None,
         typer.Option(

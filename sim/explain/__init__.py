@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.errors import InputError
-from workloads import Mix, SessionWorkload
+from sim.traffic import think_times
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,8 +112,7 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
     seed = np.random.SeedSequence(scenario.seed)
     if scenario.reset_prefix_cache or scenario.measure_from is not None:
         raise InputError(f"{path}: explain knows neither reset_prefix_cache nor measure_from: drop them")
-    mixed = isinstance(workload, Mix) and workload.has_sessions
-    if mixed or isinstance(workload, SessionWorkload):
+    if workload.has_sessions:
         raise InputError(f"{path}: explain draws requests whose arrival is known; sessions wait for answers")
     batches, num_requests = [], 0
     with warnings.catch_warnings(record=True) as caught:
@@ -133,7 +132,7 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
         resolved.step_time.cost,
         batches,
         concurrency=workload.concurrency,
-        think_times=workload.think_times(seed) if workload.concurrency else None,
+        think_times=think_times(workload, seed),
         max_steps=MAX_STEPS,
     )
     if walk.all_refused():

@@ -16,7 +16,6 @@ import pyarrow.csv
 from sim.memory import GIB
 from sim.mrc.curve import Curve
 from sim.mrc.study import Study
-from workloads import Mix, SessionWorkload
 
 CHUNK = 1 << 14  # points that are text at once
 
@@ -77,8 +76,7 @@ def assumptions(study: Study, scale: Scale) -> list[str]:
     order = (
         "in order of arrival, each ending before the next; the first block of a request is its most recent"
     )
-    mixed = isinstance(load.workload, Mix) and load.workload.has_sessions
-    if mixed or isinstance(load.workload, SessionWorkload):
+    if load.workload.has_sessions:
         order += "; a turn of a session arrives as if answers took no time"
     kept = (
         "prompts and answers stay, less the last token"
