@@ -367,8 +367,23 @@ def test_pool_ends_are_those_of_warm_starts() -> None:
 def test_priorities_that_nobody_reads_are_told_of_sessions_too() -> None:
     tenants = {"chat": {"priority": 3, "workload": DIALOGUE}, "other": {"workload": DIALOGUE}}
     mix = make({"kind": "mix", "tenants": tenants})
-    with pytest.warns(WorkloadWarning, match="fcfs does not read"):
+    with pytest.warns(WorkloadWarning, match="fcfs does not read") as warned:
         told = list(requests(mix, SEED, 16, priorities=False))
+    assert len(warned) == 1
     plain = list(mix.sessions(SEED, 16))
     assert len(told) == len(plain)
     assert all(same(one.requests, other.requests) for one, other in zip(told, plain, strict=True))
+
+
+def test_a_later_mix_has_the_system_prompts_of_its_chats_and_not_their_dialogues() -> None:
+    former, latter = (
+        make({"kind": "mix", "tenants": {"chat": {"workload": {**DIALOGUE, "num_turns": turns}}}})
+        for turns in (3, 4)
+    )
+    found = same_content.shared(
+        same_content.description(former, 0), same_content.description(latter, 0)
+    )
+    ((begin, end),) = found.ids
+    ids = np.concatenate([session.requests.segment_id for session in latter.sessions(SEED, 16)])
+    inside = set(ids[(ids >= begin) & (ids < end)].tolist())
+    assert not found.again and inside == {begin, begin + 1}  # two system prompts, of six dialogues none
