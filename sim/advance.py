@@ -14,6 +14,7 @@ import numpy as np
 
 from sim._jit import entry, hot, verb
 from sim.blocks import FREE, NUM_EVENTS, BlockPool, reset_prefix_cache
+from sim.caches import hashes_blocks, transfer_time
 from sim.chains import NO_ROOM, ChainTree
 from sim.columns import K, Q, R, S, T, W
 from sim.core import Core, EngineConfig
@@ -55,7 +56,7 @@ def advance_verb(
     history_nodes: Ints, history_buckets: Ints,
     requests: Ints, times: Floats, segments: Ints, seat_chains: Ints, seat_blocks: Ints, vacant_seats: Ints,
     queues: Ints, steps: Ints, record_ints: Ints, record_floats: Floats, watched: Ints, itl_histogram: Ints,
-    samples: Ints, count: Ints, clock: Floats,
+    samples: Ints, count: Ints, clock: Floats, cache: Any,
 ) -> int:  # fmt: skip
     """Run the engine from `now` until something outside could matter; says why it stopped.
 
@@ -77,7 +78,7 @@ def advance_verb(
         ChainTree(chains, nodes, buckets, free_runs, tree_count),
         History(history_nodes, history_buckets),
         requests, times, segments, seat_chains, seat_blocks, vacant_seats, queues, steps,
-        record_ints, record_floats, watched, itl_histogram, samples, count, clock,
+        record_ints, record_floats, watched, itl_histogram, samples, count, clock, cache,
     )  # fmt: skip
     cost = StepCost(
         token_us, decode_us, output_us, decode_grid, prefill_grid,
@@ -116,7 +117,7 @@ def advance_verb(
             if count[K.fruitless] > FRUITLESS_LIMIT:
                 return LIVELOCK
             if size > 0:
-                start_step(core, cost, row, size, now)
+                start_step(core, cost, row, now)
             elif count[K.steps_in_flight] > 0 or count[K.num_preempted] == 0:
                 break  # an empty step: the engine waits for the oldest output
         if count[K.steps_in_flight] == 0:
@@ -168,7 +169,7 @@ def take_in_arrivals(core: Core, cost: StepCost, now: float) -> float:
         ready: float = times[T.ready_time, slot]
         if math.isnan(ready):
             blocks = 0
-            if core.config.enable_prefix_caching:
+            if core.config.enable_prefix_caching and hashes_blocks(core):
                 blocks = core.requests[R.prompt_len, slot] // core.config.block_size
             begin = max(times[T.submitted_time, slot], clock[W.front_end_free])
             ready = begin + front_end_time(cost, blocks)
@@ -184,15 +185,16 @@ def take_in_arrivals(core: Core, cost: StepCost, now: float) -> float:
 
 
 @hot
-def start_step(core: Core, cost: StepCost, row: int, size: int, now: float) -> None:
+def start_step(core: Core, cost: StepCost, row: int, now: float) -> None:
     """Put a scheduled step in flight and note when it ends."""
     count = core.count
     clock = core.clock
     num_tokens = count[K.shape_tokens] + count[K.shape_decodes]
+    num_seqs = count[K.shape_prefills] + count[K.shape_decodes]
     gpu = gpu_time(
         cost,
         num_tokens,
-        size,  # logits of every sequence, also of those whose sample is discarded (GPUModelRunner)
+        num_seqs,  # logits of every sequence, also of those whose sample is discarded (GPUModelRunner)
         count[K.shape_decodes],
         count[K.shape_decode_kv],
         count[K.shape_prefills],
@@ -201,6 +203,7 @@ def start_step(core: Core, cost: StepCost, row: int, size: int, now: float) -> N
         count[K.shape_cross],
         count[K.shape_context],
     )
+    gpu += transfer_time(core)
     note_domain(
         core,
         cost,
@@ -211,7 +214,7 @@ def start_step(core: Core, cost: StepCost, row: int, size: int, now: float) -> N
         count[K.shape_squares],
         count[K.shape_cross],
     )
-    cpu = cpu_time(cost, size)
+    cpu = cpu_time(cost, num_seqs)
     if core.config.async_scheduling:
         begin = now
         if count[K.steps_in_flight] > 0:
@@ -231,7 +234,7 @@ def start_step(core: Core, cost: StepCost, row: int, size: int, now: float) -> N
     clock[W.busy] += duration
     count[K.num_steps] += 1
     count[K.num_scheduled_tokens] += num_tokens
-    count[K.num_scheduled_seqs] += size
+    count[K.num_scheduled_seqs] += num_seqs
     count[K.num_running_sum] += count[K.num_running]
     count[K.max_num_running] = max(count[K.max_num_running], count[K.num_running])
     note_concurrency(core)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sim.caches.kinds import APC, CacheKind
 from sim.columns import K, Q, R, T
 from sim.core import NO_SEAT, REFUSED, VACANT, WAITING, EngineConfig
 from sim.request import Batch, Floats, Ints
@@ -42,9 +43,10 @@ class Arena:
     times: Floats  # [T, slot]
     segments: Ints  # [0, i]: segment id, [1, i]: its tokens
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Make columns for engines that all have `config`."""
+    def __init__(self, config: EngineConfig, kind: CacheKind = APC) -> None:
+        """Make columns for engines that all have `config` and a cache of `kind`."""
         self.config = config
+        self.kind = kind
         self.states: list[State] = []
         self.owners: dict[Owner, int] = {NOBODY: 0}
         self.refused: set[int] = set()  # slots of loaded requests that can never run

@@ -7,7 +7,7 @@ code seven words, and seventy of them made compilation ten times slower.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sim.blocks import BlockPool
 from sim.chains import ChainTree
@@ -63,3 +63,4 @@ class Core(NamedTuple):
     samples: Ints  # [i, X]: see sim/timeseries.py
     count: Ints  # type: ignore[assignment]  # [K]; the name shadows tuple.count
     clock: Floats  # [W]
+    cache: Any  # of the class that says which cache it is, see sim/caches

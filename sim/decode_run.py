@@ -7,9 +7,8 @@ Between them a step is one addition to the clock. The results are those of `sche
 from __future__ import annotations
 
 from sim._jit import hot, inlined
-from sim.blocked_head import is_still_blocked
 from sim.blocks import FREE
-from sim.caches.apc import allocate_slots
+from sim.caches import extend, is_still_blocked, num_sequences, unblocks
 from sim.columns import K, Q, R, T, W
 from sim.core import Core
 from sim.cost import StepCost, cpu_time, gpu_time
@@ -50,6 +49,8 @@ def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_rea
         computed = requests[R.num_computed, slot]
         num_tokens = requests[R.num_tokens, slot]
         if num_tokens - computed != 1 or times[T.last_token_time, slot] != before:
+            return now
+        if num_sequences(core, slot, computed) > 1:
             return now
         end = min(requests[R.prompt_len, slot] + requests[R.output_len, slot], core.config.max_model_len)
         steps = min(steps, end - num_tokens - 1)
@@ -112,16 +113,11 @@ def meet_edges(core: Core, done: int, n: int, head: int) -> bool:
     requests = core.requests
     running = core.queues[Q.running]
     due = core.queues[Q.due]
-    missing = 0
-    if head >= 0 and core.config.enable_prefix_caching:
-        missing = core.seat_chains[requests[R.seat, head], core.count[K.blocked_hit]]
     meeting = 0
     for i in range(n):
         if due[i] <= done:
             meeting += 1
-            slot = running[i]
-            next_chain = core.seat_chains[requests[R.seat, slot], requests[R.num_cached_blocks, slot]]
-            if missing != 0 and next_chain == missing:
+            if head >= 0 and unblocks(core, running[i], head):
                 return False
     if meeting > core.pool.count[FREE]:
         return False
@@ -130,7 +126,7 @@ def meet_edges(core: Core, done: int, n: int, head: int) -> bool:
             slot = running[i]
             requests[R.num_computed, slot] += done
             requests[R.num_tokens, slot] += done
-            allocate_slots(core, slot, 1, 0, 0, False, 0, False)
+            extend(core, slot, 1)
             requests[R.num_computed, slot] -= done
             requests[R.num_tokens, slot] -= done
             due[i] = requests[R.edge, slot] - 1 - requests[R.num_computed, slot]

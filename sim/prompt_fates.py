@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim._jit import verb
+from sim.caches import computed_when_scheduled
 from sim.columns import H, K, Q, R, S
 from sim.core import Core
 from sim.fates import miss_fates
@@ -31,7 +32,9 @@ def find_or_add(core: Core, parent: int, branch: int, segment: int) -> int:
 @verb
 def note_admission(core: Core, step: int, slot: int, num_hit_tokens: int, num_new_tokens: int) -> None:
     """The step being scheduled is about to admit a request: decide its fates, write its progress down."""
-    if core.count[K.num_admitted] == 0:
+    if not computed_when_scheduled(core):
+        num_new_tokens = 0
+    elif core.count[K.num_admitted] == 0:
         note_running(core, step)
     if core.requests[R.num_preemptions, slot] == 0:
         decide_fates(core, slot, num_hit_tokens, num_new_tokens)

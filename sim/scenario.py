@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AliasChoices,
-    BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -19,7 +18,9 @@ from pydantic import (
     model_validator,
 )
 
+from sim.caches.kinds import APC, AnyCache
 from sim.hashing import Algorithm
+from sim.section import Section
 from workloads import AnyWorkload
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -32,12 +33,6 @@ ROOFLINE = "roofline"  # a cost: from the GPU's data sheet
 LOADS = ("workload", "prime", "measure")  # fields that hold a workload
 TABLE = "table"  # a cost: aiconfigurator-core's tables, interpolated
 SHORTEST_VIEW_DELAY = 1e-3  # seconds
-
-
-class Section(BaseModel):
-    """A part of the scenario: unknown fields, other types, NaN and infinity are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Engine(Section):
@@ -136,7 +131,7 @@ class Scenario(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     engine: Engine = Engine()
     cluster: Cluster = Cluster()
-    cache: Literal["apc"] = "apc"
+    cache: AnyCache = APC
     # A calibration's name or file, `roofline` or `table`; None: that of gpu and model, else a roofline.
     cost: str | WholeStep | None = None
     prime: AnyWorkload | None = None  # runs first, in an engine of its own, to warm the cache

@@ -7,12 +7,17 @@ Requests that run come first, then the waiting queue; see sim/update.py for the 
 from __future__ import annotations
 
 from sim._jit import hot, inlined, verb
-from sim.blocked_head import is_still_blocked, note_blocked
-from sim.caches.apc import (
+from sim.caches import (
     allocate_slots,
-    free,
-    get_computed_blocks,
-    leave_seat,
+    choose_victim,
+    computed_when_scheduled,
+    extend,
+    get_computed_tokens,
+    is_still_blocked,
+    note_blocked,
+    num_sequences,
+    order_waiting,
+    preempt,
     take_seat,
 )
 from sim.chains import NO_ROOM
@@ -82,12 +87,13 @@ def schedule_running(core: Core, step: int) -> int:
         num_new = requests[R.num_tokens, slot] + placeholders - computed
         if 0 < threshold < num_new:
             num_new = threshold
-        num_new = min(num_new, budget, config.max_model_len - computed - 1)
+        width = num_sequences(core, slot, computed)
+        num_new = min(num_new, budget // width, config.max_model_len - computed - 1)
         if num_new <= 0:
             index += 1
             continue
         if computed + num_new >= requests[R.edge, slot]:
-            placed = allocate_slots(core, slot, num_new, 0, 0, False, 0, False)
+            placed = extend(core, slot, num_new)
             while not placed:
                 victim_index = choose_victim(core)
                 victim = running[victim_index]
@@ -98,16 +104,17 @@ def schedule_running(core: Core, step: int) -> int:
                     index -= 1
                     for i in range(size):
                         if step_request[i] == victim:
-                            budget += step_tokens[i]
+                            victim_computed = requests[R.num_computed, victim]
+                            budget += step_tokens[i] * num_sequences(core, victim, victim_computed)
                             size -= 1
                             for k in range(i, size):
                                 step_request[k] = step_request[k + 1]
                                 step_tokens[k] = step_tokens[k + 1]
                             break
-                preempt(core, victim)
+                preempt_request(core, victim)
                 if victim == slot:
                     break
-                placed = allocate_slots(core, slot, num_new, 0, 0, False, 0, False)
+                placed = extend(core, slot, num_new)
             if not placed:
                 if config.priority_policy:
                     continue
@@ -115,42 +122,20 @@ def schedule_running(core: Core, step: int) -> int:
         step_request[size] = slot
         step_tokens[size] = num_new
         size += 1
-        budget -= num_new
+        budget -= num_new * width
         index += 1
     count[K.step_size + step] = size
     return budget
 
 
-@verb
-def choose_victim(core: Core) -> int:
-    """The place in the running list of the request to preempt: the last, or the least urgent."""
-    running = core.queues[Q.running]
-    last: int = core.count[K.num_running] - 1
-    if not core.config.priority_policy:
-        return last
-    requests = core.requests
-    worst = 0
-    for i in range(1, last + 1):
-        priority = requests[R.priority, running[i]]
-        worst_priority = requests[R.priority, running[worst]]
-        if priority > worst_priority or (
-            priority == worst_priority
-            and core.times[T.arrival_time, running[i]] > core.times[T.arrival_time, running[worst]]
-        ):
-            worst = i
-    return worst
-
-
 @inlined
-def preempt(core: Core, slot: int) -> None:
+def preempt_request(core: Core, slot: int) -> None:
     """Free a running request's blocks and queue it again; its tokens stay (Scheduler._preempt_request)."""
     requests = core.requests
-    if core.config.token_fates:
+    if core.config.token_fates and computed_when_scheduled(core):
         note_computed(core, slot, requests[R.num_computed, slot])
-    free(core, slot)
-    leave_seat(core, slot)
+    requests[R.num_computed, slot] = preempt(core, slot)
     requests[R.status, slot] = PREEMPTED
-    requests[R.num_computed, slot] = 0
     requests[R.placeholders, slot] = 0
     requests[R.stale, slot] = requests[R.in_flight, slot]
     requests[R.num_preemptions, slot] += 1
@@ -171,6 +156,8 @@ def schedule_waiting(core: Core, step: int) -> bool:
     count = core.count
     queues = core.queues
     threshold = prefill_threshold(core)
+    if count[K.admitting_budget] > 0:
+        order_waiting(core)
     while (
         count[K.admitting_budget] > 0
         and count[K.num_waiting] > 0
@@ -187,28 +174,28 @@ def schedule_waiting(core: Core, step: int) -> bool:
             return False
         if config.token_fates and not has_room(core, slot):
             return False
-        num_hit = get_computed_blocks(core, slot)
+        num_hit = get_computed_tokens(core, slot)
         count[K.num_lookups] += 1
-        num_tokens = requests[R.num_tokens, slot]
-        num_new = num_tokens - num_hit * config.block_size
+        num_new = requests[R.num_tokens, slot] - num_hit
         if 0 < threshold < num_new:
             num_new = threshold
         if not config.enable_chunked_prefill and num_new > count[K.admitting_budget]:
             break
-        num_new = min(num_new, count[K.admitting_budget])
-        if not allocate_slots(
-            core, slot, num_new, num_hit, 0, config.reserve_full_isl, 0, count[K.num_running] > 0
-        ):
+        width = num_sequences(core, slot, num_hit)
+        if width > count[K.admitting_budget]:
+            break
+        num_new = min(num_new, count[K.admitting_budget] // width)
+        if not allocate_slots(core, slot, num_new, num_hit):
             note_blocked(core, slot, num_hit)
             break  # Scheduler.schedule: nobody overtakes a blocked head
         if config.token_fates:
-            note_admission(core, step, slot, num_hit * config.block_size, num_new)
-        admit(core, slot, num_hit * config.block_size)
+            note_admission(core, step, slot, num_hit, num_new)
+        admit(core, slot, num_hit)
         size = count[K.step_size + step]
         core.steps[S.slot, step, size] = slot
         core.steps[S.tokens, step, size] = num_new
         count[K.step_size + step] = size + 1
-        count[K.admitting_budget] -= num_new
+        count[K.admitting_budget] -= num_new * width
     return True
 
 
@@ -262,4 +249,3 @@ def admit(core: Core, slot: int, hit_tokens: int) -> None:
     core.queues[Q.admitted, count[K.num_admitted]] = slot
     count[K.num_admitted] += 1
     count[K.seated_head] = -1
-    count[K.blocked_request] = -1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from sim.arena import Arena
+from sim.caches.kinds import APC, CacheKind
 from sim.clients import clients, measuring, resets
 from sim.clock import Clock
 from sim.core import Core, EngineConfig
@@ -21,6 +22,7 @@ def simulate(
     config: EngineConfig,
     cost: StepCost,
     *,
+    kind: CacheKind = APC,
     on_records: Callable[[Records], None],
     cluster: Cluster | None = None,
     concurrency: int | None = None,
@@ -35,9 +37,10 @@ def simulate(
 ) -> Totals:
     """Run requests through one engine, or the engines of a cluster, until all have ended.
 
-    Open loop: requests arrive at their arrival_time, sessions at their start. With `concurrency`,
-    so many users send them in order, each the next one when its former has ended and it has
-    thought for the next of `think_times` seconds (a session has pauses of its own, and no other).
+    `kind` is the cache. Open loop: requests arrive at their arrival_time, sessions at their start.
+    With `concurrency`, so many users send them in order, each the next one when its former has ended
+    and it has thought for the next of `think_times` seconds (a session has pauses of its own, and no
+    other).
     The prefix cache is reset at each of `reset_prefix_cache` seconds where no block is in use then,
     see Engine.reset_prefix_cache; Totals.warm_up is what had been added up by `measure_from` seconds.
     The engines begin with the snapshots of `cache`, if there are any, and `keep` is shown each at the
@@ -48,7 +51,7 @@ def simulate(
     time that it stops, and may not touch it.
     """
     clock = Clock()
-    arena = Arena(config)
+    arena = Arena(config, kind)
     entrance: Engine | Replicas
     if cluster is None:
         entrance = Engine(clock, arena, cost, on_records, horizon)

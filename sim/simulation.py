@@ -130,6 +130,7 @@ def run(
                 ),
                 config,
                 cost,
+                kind=scenario.cache,
                 concurrency=workload.concurrency,
                 think_times=think_times(workload, seed),
                 reset_prefix_cache=scenario.reset_prefix_cache,

@@ -45,7 +45,7 @@ class State:
         row = max(min(config.max_model_len // config.block_size, config.num_gpu_blocks), table_len) + 2
         count = np.zeros(K.WIDTH, np.int64)
         count[K.vacant_seats] = seats
-        count[K.seated_head] = count[K.blocked_request] = count[K.admitting_budget] = -1
+        count[K.seated_head] = count[K.admitting_budget] = -1
         count[K.history_nodes] = 1  # the root
         clock = np.zeros(W.WIDTH)
         clock[W.next_sample] = np.inf
@@ -72,6 +72,7 @@ class State:
             samples=np.zeros((SAMPLES, X.WIDTH), np.int64),
             count=count,
             clock=clock,
+            cache=self.arena.kind.module.new_cache(self.arena.kind, config),
         )
         self.arena.states.append(self)
 

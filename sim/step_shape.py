@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim._jit import hot
+from sim.caches import num_sequences
 from sim.columns import K, R, S
 from sim.core import Core
 
@@ -28,9 +29,10 @@ def update_after_schedule(core: Core, step: int) -> int:
         slot = core.steps[S.slot, step, i]
         num_new = core.steps[S.tokens, step, i]
         computed = requests[R.num_computed, slot]
+        width = num_sequences(core, slot, computed)
         if num_new == 1:
-            decodes += 1
-            decode_kv += computed + 1
+            decodes += width
+            decode_kv += width * (computed + 1)
         else:
             prefills += 1
             tokens += num_new

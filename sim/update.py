@@ -6,7 +6,7 @@ Mirrors v1/core/sched/scheduler.Scheduler.update_from_output and AsyncScheduler'
 from __future__ import annotations
 
 from sim._jit import hot, verb
-from sim.caches.apc import cache_blocks, free, leave_seat, set_edge
+from sim.caches import after_step, computed_when_scheduled, free, leave_seat
 from sim.columns import K, Q, R, S, T, W
 from sim.core import RUNNING, VACANT, Core
 from sim.fates import MISSES
@@ -37,7 +37,11 @@ def update_from_output(core: Core, step: int) -> None:
         stale = requests[R.stale, slot] > 0
         if stale:
             requests[R.stale, slot] -= num_new
-        if not core.steps[S.samples, step, i]:
+        sampled = core.steps[S.samples, step, i] != 0
+        if not stale and requests[R.status, slot] == RUNNING:
+            num_computed = requests[R.num_computed, slot] - requests[R.in_flight, slot]
+            after_step(core, slot, num_computed, sampled)
+        if not sampled:
             continue
         num_tokens = requests[R.num_tokens, slot] + 1
         requests[R.num_tokens, slot] = num_tokens
@@ -51,10 +55,6 @@ def update_from_output(core: Core, step: int) -> None:
         core.times[T.last_token_time, slot] = now
         if core.config.async_scheduling and not stale and requests[R.placeholders, slot] > 0:
             requests[R.placeholders, slot] -= 1
-            if requests[R.status, slot] == RUNNING:
-                # AsyncScheduler: blocks whose tokens were unknown when they were scheduled
-                cache_blocks(core, slot, requests[R.num_computed, slot] - requests[R.in_flight, slot])
-                set_edge(core, slot)
         if num_outputs >= requests[R.output_len, slot] or num_tokens >= core.config.max_model_len:
             stopped = (
                 num_outputs >= requests[R.output_len, slot]
@@ -103,7 +103,7 @@ def finish_request(core: Core, slot: int, reason: int) -> None:
     count = core.count
     if requests[R.status, slot] != RUNNING:
         remove_request(core, slot)
-    if core.config.token_fates:
+    if core.config.token_fates and computed_when_scheduled(core):
         note_computed(core, slot, requests[R.num_computed, slot])
     free(core, slot)
     leave_seat(core, slot)

@@ -35,8 +35,8 @@ forget = entry(blocks.forget)
 reset_prefix_cache = entry(blocks.reset_prefix_cache)
 take_seat = entry(apc.take_seat)
 leave_seat = entry(apc.leave_seat)
-get_computed_blocks = entry(apc.get_computed_blocks)
-allocate_slots = entry(apc.allocate_slots)
+get_computed_tokens = entry(apc.get_computed_tokens)
+allocate = entry(apc.allocate)
 cache_blocks = entry(apc.cache_blocks)
 set_edge = entry(apc.set_edge)
 free = entry(apc.free)
@@ -177,7 +177,7 @@ class Driver:
         self.sit(slot)
         core, request = self.state.core, self.requests[slot]
         chains = core.seat_chains[core.requests[R.seat, slot]]
-        hit = int(get_computed_blocks(core, slot))
+        hit = int(get_computed_tokens(core, slot)) // self.block_size
         found: list[int] = core.tree.chains[C.block, chains[:hit]].tolist()
         assert found == self.model.lookup(request)
         assert hit * self.block_size <= request.num_tokens - 1
@@ -211,7 +211,7 @@ class Driver:
             reserved=reserved,
             watermark=others,
         )
-        assert ok == allocate_slots(core, slot, num_new, len(hit), lookahead, full_fit, reserved, others)
+        assert ok == allocate(core, slot, num_new, len(hit), lookahead, full_fit, reserved, others)
         if ok:
             request.computed = len(hit) * self.block_size + num_new
             core.requests[R.num_computed, slot] = request.computed
@@ -242,7 +242,7 @@ class Driver:
         before = list(request.table), request.cached
         ok = self.model.allocate(request, num_new, [], lookahead=lookahead)
         others = bool(self.choose(2))  # no watermark for those that run
-        assert ok == allocate_slots(core, slot, num_new, 0, lookahead, False, 0, others)
+        assert ok == allocate(core, slot, num_new, 0, lookahead, False, 0, others)
         if not ok:
             self.done["refused"] += 1
             return

@@ -14,13 +14,14 @@ from model_pool import tokens_of
 
 from sim import blocks, chains, waiting
 from sim._jit import entry
+from sim.blocked_head import REQUEST
 from sim.blocks import EVICTIONS, new_pool
 from sim.chains import new_tree
 from sim.columns import B, C, K, R
 from sim.core import REFUSED, WAITING, Core, EngineConfig
 from sim.request import make_batch
 from sim.verify.compare import free_queue, pool_state
-from sim.verify.manager import allocate_slots, forget, reset_prefix_cache, take_seat
+from sim.verify.manager import allocate, forget, reset_prefix_cache, take_seat
 from sim.verify.scheduler import SchedulerReplay
 
 take = entry(blocks.take)
@@ -351,16 +352,16 @@ def test_reserved_blocks_are_left_free() -> None:
     run = Run(3)
     run.arrive("a", (1, 8))
     core, slot = run.seated("a")
-    assert not allocate_slots(core, slot, 8, 0, 0, True, 2, False)
+    assert not allocate(core, slot, 8, 0, 0, True, 2, False)
     assert run.queue() == [1, 2, 3]
-    assert allocate_slots(core, slot, 8, 0, 0, True, 1, False)
+    assert allocate(core, slot, 8, 0, 0, True, 1, False)
 
 
 def test_lookahead_slots_take_blocks_but_are_never_cached() -> None:
     run = Run(5)
     run.arrive("a", (1, 8))
     core, slot = run.seated("a")
-    assert allocate_slots(core, slot, 5, 0, 4, True, 0, False)
+    assert allocate(core, slot, 5, 0, 4, True, 0, False)
     assert (run.table(slot), pool_state(core)["nhash"]) == ([1, 2, 3], 1)
 
 
@@ -813,7 +814,7 @@ def lookups_saved(seed: int) -> int:
                 run.abort(name)
         if draw.random() < 0.03:
             assert runs[0].reset() == runs[1].reset()
-        runs[1].state.core.count[K.blocked_request] = -1
+        runs[1].state.core.cache.blocked[REQUEST] = -1
         assert runs[0].begin() == runs[1].begin()
         in_flight += 1
         if in_flight > config["async_scheduling"]:

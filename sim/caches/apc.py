@@ -6,65 +6,52 @@ place in the columns of `requests`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sim._jit import hot, verb
+from sim.blocked_head import (
+    completes_missing,
+    count_pinned,
+    is_head_blocked,
+    new_blocked,
+    nobody_is_blocked,
+    note_blocked_head,
+    watermark_blocks,
+)
 from sim.blocks import EVICTIONS, FREE, free_blocks, register, take, touch
-from sim.chains import NO_ROOM, name_chains, release_node
+from sim.caches.kinds import ApcKind
 from sim.columns import B, C, K, R
-from sim.core import NO_SEAT, PREEMPTED, WAITING, Core
+from sim.core import Core, EngineConfig
+from sim.request import Ints
+from sim.seats import leave_named_seat, take_named_seat
+
+
+class Apc(NamedTuple):
+    """What this cache keeps beside the engine's pool, chain ids and seats."""
+
+    blocked: Ints  # the head that was refused, see sim/blocked_head.py
+
+
+def new_cache(kind: ApcKind, config: EngineConfig) -> Apc:
+    """An empty one."""
+    return Apc(new_blocked())
 
 
 @verb
-def take_seat(core: Core, slot: int) -> bool:
-    """Give a request a seat and write its chain ids there; False, unchanged, if the tree is full.
-
-    Only running requests and the head of the waiting queue are seated, so a long queue holds
-    segments, not chain ids.
-    """
-    requests = core.requests
-    head = core.count[K.seated_head]
-    if head >= 0:
-        leave_seat(core, head)
-    seat = core.vacant_seats[core.count[K.vacant_seats] - 1]
-    first = requests[R.first_segment, slot]
-    end = first + requests[R.num_segments, slot]
-    node = name_chains(
-        core.tree,
-        core.segments,
-        first,
-        end,
-        requests[R.namespace, slot],
-        core.config.max_model_len,
-        core.config.block_size,
-        core.seat_chains[seat],
-    )
-    if node == NO_ROOM:
-        return False
-    core.count[K.vacant_seats] -= 1
-    core.count[K.seated_head] = slot
-    requests[R.seat, slot] = seat
-    requests[R.node, slot] = node
+def hashes_blocks(core: Core) -> bool:
+    """Blocks are found by the hashes of their content."""
     return True
 
 
-@verb
-def leave_seat(core: Core, slot: int) -> None:
-    """Give the seat back, if it has one; the request must hold no blocks."""
-    seat = core.requests[R.seat, slot]
-    if seat == NO_SEAT:
-        return
-    release_node(core.tree, core.requests[R.node, slot])
-    core.vacant_seats[core.count[K.vacant_seats]] = seat
-    core.count[K.vacant_seats] += 1
-    core.requests[R.seat, slot] = NO_SEAT
-    if core.count[K.seated_head] == slot:
-        core.count[K.seated_head] = -1
+take_seat, leave_seat = take_named_seat, leave_named_seat
+is_still_blocked, note_blocked, unblocks = is_head_blocked, note_blocked_head, completes_missing
 
 
 @verb
-def get_computed_blocks(core: Core, slot: int) -> int:
-    """How many leading full blocks of a seated request are cached; changes nothing.
+def get_computed_tokens(core: Core, slot: int) -> int:
+    """How many tokens of the leading full blocks of a seated request are cached; changes nothing.
 
-    At most (num_tokens - 1) // block_size, since the last token is always computed; the first
+    Of at most (num_tokens - 1) // block_size blocks, since the last token is always computed; the first
     miss ends the search (KVCacheManager.get_computed_blocks, find_longest_cache_hit).
     """
     if not core.config.enable_prefix_caching:
@@ -76,27 +63,7 @@ def get_computed_blocks(core: Core, slot: int) -> int:
         hit += 1
     if core.config.use_eagle and hit > 0:
         hit -= 1
-    return hit
-
-
-@verb
-def watermark_blocks(core: Core, slot: int, has_scheduled_reqs: bool) -> int:
-    """Blocks that an admission must leave free while others run (KVCacheManager.allocate_slots)."""
-    status = core.requests[R.status, slot]
-    if has_scheduled_reqs and status in (WAITING, PREEMPTED):
-        return int(core.config.watermark * core.config.num_gpu_blocks)
-    return 0
-
-
-@verb
-def count_pinned(core: Core, slot: int, num_hit_blocks: int) -> int:
-    """How many of the hit blocks are in use: the others take a free block each when touched."""
-    chains = core.seat_chains[core.requests[R.seat, slot]]
-    pinned = 0
-    for i in range(num_hit_blocks):
-        if core.pool.blocks[B.ref_cnt, core.tree.chains[C.block, chains[i]]] > 0:
-            pinned += 1
-    return pinned
+    return hit * core.config.block_size
 
 
 @verb
@@ -127,7 +94,7 @@ def cache_blocks(core: Core, slot: int, num_tokens: int) -> None:
 
 
 @hot
-def allocate_slots(
+def allocate(
     core: Core,
     slot: int,
     num_new_tokens: int,
@@ -185,6 +152,32 @@ def allocate_slots(
     cache_blocks(core, slot, min(total + num_new_tokens, num_tokens))
     set_edge(core, slot)
     return True
+
+
+@hot
+def allocate_slots(core: Core, slot: int, num_new_tokens: int, num_hit_tokens: int) -> bool:
+    """Give a waiting request its hit and blocks for its new tokens, as Scheduler.schedule asks for them."""
+    config = core.config
+    hit_blocks = num_hit_tokens // config.block_size
+    others_run = core.count[K.num_running] > 0
+    placed = allocate(core, slot, num_new_tokens, hit_blocks, 0, config.reserve_full_isl, 0, others_run)
+    if placed:
+        nobody_is_blocked(core)
+    return placed
+
+
+@hot
+def extend(core: Core, slot: int, num_new_tokens: int) -> bool:
+    """Give a running request blocks for its next tokens."""
+    return allocate(core, slot, num_new_tokens, 0, 0, False, 0, False)
+
+
+@hot
+def after_step(core: Core, slot: int, num_tokens: int, sampled: bool) -> None:
+    """Register blocks whose tokens were unknown when they were scheduled (AsyncScheduler)."""
+    if sampled and core.config.async_scheduling and core.requests[R.placeholders, slot] > 0:
+        cache_blocks(core, slot, num_tokens)
+        set_edge(core, slot)
 
 
 @hot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from sim.blocked_head import REQUEST
 from sim.blocks import FREE
 from sim.columns import K
 from sim.core import Core, EngineConfig
@@ -73,6 +74,6 @@ def why_waiting(core: Core, config: EngineConfig, head: int, num_tokens: int, pr
         return f"max_num_seqs ({config.max_num_seqs}) requests run already"
     if num_tokens >= config.max_num_batched_tokens:
         return f"the step's budget of {config.max_num_batched_tokens} tokens is used up"
-    if core.count[K.blocked_request] == head:
+    if core.cache.blocked[REQUEST] == head:
         return f"its blocks do not fit in the {core.pool.count[FREE]} free ones"
     return "its whole prompt exceeds the budget left, or its LoRA adapter has no place"

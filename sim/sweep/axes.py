@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from sim.scenario import Section
+from sim.section import Section
 
 Number = int | float
 Three = Annotated[

@@ -12,8 +12,9 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, Field, ValidationError
 
 from sim.errors import InputError, Location, describe
-from sim.scenario import Count, Section
+from sim.scenario import Count
 from sim.scenario_file import Draft, anchor, override, put, read, read_text
+from sim.section import Section
 from sim.sweep.axes import Axis, Value, Values, label_of, values_of
 from sim.yaml_lines import Lines, dump, parse
 

@@ -19,8 +19,8 @@ forget = entry(blocks.forget)
 reset_prefix_cache = entry(blocks.reset_prefix_cache)
 take_seat = entry(apc.take_seat)
 leave_seat = entry(apc.leave_seat)
-get_computed_blocks = entry(apc.get_computed_blocks)
-allocate_slots = entry(apc.allocate_slots)
+get_computed_tokens = entry(apc.get_computed_tokens)
+allocate = entry(apc.allocate)
 free = entry(apc.free)
 
 
@@ -71,7 +71,7 @@ class ManagerReplay:
     def find(self, slot: int) -> tuple[int, dict[str, Any]]:
         """The hit in blocks, and as the recording shows it."""
         core = self.state.core
-        hit = int(get_computed_blocks(core, slot))
+        hit = int(get_computed_tokens(core, slot)) // self.block_size
         chains = core.seat_chains[core.requests[R.seat, slot]][:hit]
         return hit, {"hit": hit * self.block_size, "hit_blocks": core.tree.chains[C.block, chains].tolist()}
 
@@ -98,7 +98,7 @@ class ManagerReplay:
         self.sit(slot)
         hit, result = self.find(slot)
         core = self.state.core
-        ok = allocate_slots(core, slot, n, hit, lookahead, bool(full_fit), reserved, bool(has_sched))
+        ok = allocate(core, slot, n, hit, lookahead, bool(full_fit), reserved, bool(has_sched))
         result["ok"] = int(ok)
         if ok:
             result["blocks"] = self.table(slot)
@@ -113,7 +113,7 @@ class ManagerReplay:
         slot, core = self.slots[rid], self.state.core
         core.requests[R.num_tokens, slot] += token is not None
         before = len(self.table(slot))
-        ok = allocate_slots(core, slot, n, 0, lookahead, False, 0, False)
+        ok = allocate(core, slot, n, 0, lookahead, False, 0, False)
         if not ok:
             return {"ok": 0}
         core.requests[R.num_computed, slot] += n
