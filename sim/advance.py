@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sim._dispatch import Packed, pack, unpack
 from sim._jit import entry, hot, verb
 from sim.blocks import FREE, NUM_EVENTS, BlockPool, reset_prefix_cache
 from sim.caches import hashes_blocks, transfer_time
@@ -43,7 +44,8 @@ def flatten(core: Core, cost: StepCost) -> tuple[Any, ...]:
     """
     config = np.array(core.config).astype(np.int64)
     coefficients = np.array([*cost[_TABLES:], core.config.watermark])
-    return config, coefficients, *cost[:_TABLES], *core.pool, *core.tree, *core.history, *core[4:]
+    tables = *core.pool, *core.tree, *core.history, *core[4:-1]
+    return config, coefficients, *cost[:_TABLES], *tables, pack(core.cache)
 
 
 @verb
@@ -56,7 +58,7 @@ def advance_verb(
     history_nodes: Ints, history_buckets: Ints,
     requests: Ints, times: Floats, segments: Ints, seat_chains: Ints, seat_blocks: Ints, vacant_seats: Ints,
     queues: Ints, steps: Ints, record_ints: Ints, record_floats: Floats, watched: Ints, itl_histogram: Ints,
-    samples: Ints, count: Ints, clock: Floats, cache: Any,
+    samples: Ints, count: Ints, clock: Floats, cache: Packed,
 ) -> int:  # fmt: skip
     """Run the engine from `now` until something outside could matter; says why it stopped.
 
@@ -78,7 +80,7 @@ def advance_verb(
         ChainTree(chains, nodes, buckets, free_runs, tree_count),
         History(history_nodes, history_buckets),
         requests, times, segments, seat_chains, seat_blocks, vacant_seats, queues, steps,
-        record_ints, record_floats, watched, itl_histogram, samples, count, clock, cache,
+        record_ints, record_floats, watched, itl_histogram, samples, count, clock, unpack(cache),
     )  # fmt: skip
     cost = StepCost(
         token_us, decode_us, output_us, decode_grid, prefill_grid,

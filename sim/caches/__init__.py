@@ -1,8 +1,9 @@
 """The ways to share KV, one file each, and the verbs by which the scheduler drives them all.
 
-The class of `core.cache` says which one an engine has. A cache's file has that class, `new_cache`,
-which makes one, and its own version of the verbs below where it differs from what stands here. To
-add one, write its file and list it in `sim/caches/kinds.py`; the conformance suite then tests it.
+The class of `core.cache` says which one an engine has. A cache's file has that class, `Cache`, a
+named tuple of arrays, `new_cache`, which makes one, and its own version of the verbs below where it
+differs from what stands here. To add one, write its file and list it in `sim/caches/kinds.py`; the
+conformance suite then tests it.
 
 `slot` is a request's place in the columns of `core.requests`. A verb changes what it says, and
 nothing where it returns False.

@@ -26,15 +26,15 @@ from sim.request import Ints
 from sim.seats import leave_named_seat, take_named_seat
 
 
-class Apc(NamedTuple):
+class Cache(NamedTuple):
     """What this cache keeps beside the engine's pool, chain ids and seats."""
 
     blocked: Ints  # the head that was refused, see sim/blocked_head.py
 
 
-def new_cache(kind: ApcKind, config: EngineConfig) -> Apc:
+def new_cache(kind: ApcKind, config: EngineConfig) -> Cache:
     """An empty one."""
-    return Apc(new_blocked())
+    return Cache(new_blocked())
 
 
 @verb

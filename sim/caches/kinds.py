@@ -18,7 +18,7 @@ from sim.section import Section
 class CacheKind(Section):
     """A way to share KV. Written as its name where all options have their defaults."""
 
-    kind: str
+    kind: str = ""
 
     @model_serializer(mode="wrap")
     def _short(self, serialize: SerializerFunctionWrapHandler) -> str | dict[str, Any]:
