@@ -53,13 +53,15 @@ def samples(batch: Batch, first: int = 0) -> Samples:
     begin = ends - batch.segment_len  # tokens of the request before the segment
     begin -= begin[batch.segment_start[:-1]][owner]
     of_prompt = np.minimum(batch.segment_len, batch.prompt_len[owner] - begin)
-    num_of_prompt = np.bincount(owner[begin < batch.prompt_len[owner]], minlength=len(counts))
+    in_prompt = begin < batch.prompt_len[owner]
+    num_of_prompt = np.bincount(owner[in_prompt], minlength=len(counts))
     # The first sample has its request's segments, another those of the prompt and one more.
     width = np.where(number == 0, counts[row], num_of_prompt[row] + 1)
     start = np.concatenate([[0], np.cumsum(width)])
     source = np.arange(start[-1]) + np.repeat(batch.segment_start[row] - start[:-1], width)
     source = np.minimum(source, len(batch.segment_id) - 1)  # of an answer there is none
-    ids = np.where(batch.n[owner] > 1, named(batch.segment_id), batch.segment_id)[source]
+    shared = in_prompt & (batch.n[owner] > 1)
+    ids = np.where(shared, named(batch.segment_id), batch.segment_id)[source]
     lens = batch.segment_len[source]
     others = np.flatnonzero(number > 0)
     last = start[1:][others] - 1

@@ -116,9 +116,19 @@ def _requests(load: Load, block_sizes: Sequence[int]) -> tuple[TraceReader | Non
 
 def _with_samples(batches: Iterator[Batch]) -> Iterator[Batch]:
     done = 0
+    told = False
     for batch in batches:
-        yield samples(batch, done).batch if (batch.n > 1).any() else batch
         done += len(batch.n)
+        if (batch.n > 1).any():
+            if not told:
+                told = True
+                warnings.warn(
+                    "requests ask for several answers (n): each counts as a request with their prompt",
+                    WorkloadWarning,
+                    stacklevel=2,
+                )
+            batch = samples(batch, done - len(batch.n)).batch
+        yield batch
 
 
 def _batches(load: Load, block_sizes: Sequence[int]) -> tuple[TraceReader | None, Iterator[Batch]]:
