@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.request import ROWS, Batch, Ints, named
 
-MOST_SEQUENCES = 16_384  # of a request
+MOST_SEQUENCES = 16_384  # of a request: the default of VLLM_MAX_N_SEQUENCES
 REQUEST_BITS = 40  # of an engine's request id; above them the number of the sample, which is 0 for most
 ANSWERS = -(2**59)  # from here down: answers of samples but the first; workloads stay above
 

@@ -69,9 +69,15 @@ def make_chunk(
         "first_token_time": first,
         "finish_time": finish,
     }
-    return (
-        chunk | {"request_id": np.arange(n)} | {name: np.array(time, float) for name, time in times.items()}
-    )
+    chunk |= {"request_id": np.arange(n)} | {name: np.array(time, float) for name, time in times.items()}
+    return looked_up(chunk)
+
+
+def looked_up(chunk: dict[str, Any]) -> dict[str, Any]:
+    """The chunk with what its requests, of one sample each, add to the cache's counters."""
+    ran = chunk["refused"] == 0
+    queries, hits = ran * chunk["prompt_len"], ran * chunk["num_cached_tokens"]
+    return chunk | {"prefix_cache_queries": queries, "prefix_cache_hits": hits}
 
 
 def random_chunk(n: int, seed: int = 0) -> dict[str, Any]:
@@ -84,12 +90,7 @@ def random_chunk(n: int, seed: int = 0) -> dict[str, Any]:
 def closed(*chunks: dict[str, Any], path: Path | None = None) -> Records:
     records = Records(path)
     for chunk in chunks:
-        ran = chunk["refused"] == 0
-        looked_up = {
-            "prefix_cache_queries": ran * chunk["prompt_len"],
-            "prefix_cache_hits": ran * chunk["num_cached_tokens"],
-        }
-        records.append(chunk | looked_up)
+        records.append(looked_up(chunk))
     records.close()
     return records
 
