@@ -82,7 +82,7 @@ def hand_made() -> dict[str, Any]:
     whole = {"n": [3, 1, 3, 3], "num_preemptions": [1, 5, 2, 0], "num_evictions": [1, 0, 0, 3],
              "prefix_cache_queries": [50, 9, 50, 50], "prefix_cache_hits": [48, 0, 16, 32],
              "num_cached_tokens": [48, 0, 16, 32], "fate_cold": [2, 9, 34, 18]}  # fmt: skip
-    times = {"scheduled_time": [2.0, 3.0, 1.0, 1.0], "first_token_time": [4.0, 4.0, 6.0, 5.0],
+    times = {"scheduled_time": [1.0, 3.0, 1.5, 1.0], "first_token_time": [4.0, 4.0, 6.0, 5.0],
              "finish_time": [7.0, 8.0, 9.0, 10.0]}  # fmt: skip
     columns = {name: np.array(values) for name, values in {**whole, **times}.items()}
     return {"request_id": ids, **columns}
@@ -93,7 +93,7 @@ def test_a_joined_record_by_hand() -> None:
     assert {name: column.tolist() for name, column in joined.items()} == {
         "request_id": [4, 3], "n": [1, 3], "num_preemptions": [5, 3], "num_evictions": [0, 4],
         "prefix_cache_queries": [9, 150], "prefix_cache_hits": [0, 96],
-        "num_cached_tokens": [0, 16], "fate_cold": [9, 34],  # samples 0 and 1 at once: that of 0
+        "num_cached_tokens": [0, 32], "fate_cold": [9, 18],  # samples 1 and 2 at once: that of 1
         "scheduled_time": [3.0, 1.0], "first_token_time": [4.0, 4.0], "finish_time": [8.0, 10.0],
     }  # fmt: skip
 
@@ -118,7 +118,7 @@ def test_records_without_samples_pass_as_they_are() -> None:
 
 def test_samples_in_columns() -> None:
     batch = make_batch(
-        [0.0, 1.0, 2.0], [10, 20, 5], [4, 6, 3], [0, 2, 4, 6], [7, -1, 8, 9, 3, 4],
+        [0.0, 1.0, 2.0], [10, 20, 5], [4, 6, 3], [0, 2, 4, 6], [7, -1, 8, -2, 3, -3],
         [6, 8, 20, 6, 2, 6], n=[3, 2, 1], priority=[1, 2, 3],
     )  # fmt: skip
     found, row, number = samples(batch, first=100)
@@ -132,7 +132,7 @@ def test_samples_in_columns() -> None:
     assert len(set(answers)) == 3 and max(answers) < -(2**58)
     assert rows == [
         [(7, 6), (own, 8)], [(7, 6), (own, 4), (answers[0], 4)], [(7, 6), (own, 4), (answers[1], 4)],
-        [(8, 20), (9, 6)], [(8, 20), (answers[2], 6)], [(3, 2), (4, 6)],
+        [(8, 20), (-2, 6)], [(8, 20), (answers[2], 6)], [(3, 2), (-3, 6)],
     ]  # fmt: skip
 
 
@@ -217,8 +217,26 @@ def test_all_samples_of_a_request_go_to_one_replica(router: str) -> None:
 
 
 def test_concurrency_is_of_requests() -> None:
-    batch = prompts([[(0, 40)], [(1, 40)]], output_len=8, gap=0.0, n=[5, 2])
-    assert run(batch, engine()).totals.max_concurrent_requests == 2
+    together = prompts([[(0, 40)], [(1, 40)]], output_len=8, gap=0.0, n=[5, 2])
+    assert run(together, engine()).totals.max_concurrent_requests == 2
+    apart = prompts([[(0, 40)]], output_len=8, n=5), together._replace(arrival_time=np.full(2, APART))
+    assert run(iter(apart), engine()).totals.max_concurrent_requests == 2, "ended samples are gone"
+
+
+def test_samples_arrive_with_their_request() -> None:
+    config = engine(priority_policy=True, max_num_seqs=1)
+    batch = prompts([[(i, 20)] for i in range(4)], output_len=4, gap=0.0, n=[1, 1, 3, 1])
+    result = run(batch, config, concurrency=2)
+    assert result.records["arrival_time"][2] == result.records["finish_time"][0]
+    assert result.records["scheduled_time"][2] == result.records["finish_time"][1]
+    assert result.records["scheduled_time"][3] == result.records["finish_time"][2], "it came after all three"
+
+
+def test_a_central_queue_waits_for_a_seat() -> None:
+    batch = prompts([[(i, 40)] for i in range(6)], output_len=4, gap=0.0, n=3)
+    result = run(batch, engine(max_num_seqs=3), cluster=Cluster(2, "central_queue"))
+    assert (result.records["submitted_time"] == 0.0).sum() == 2
+    assert result.records["submitted_time"].tolist() == result.records["scheduled_time"].tolist()
 
 
 def test_urgency_is_the_requests_and_of_equals_the_first_sample_is_first() -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from sim.cli import app
 from sim.request import Batch
 from sim.scenario_file import load
-from sim.simulation import Result
+from sim.simulation import Result, Tally
 from sim.simulation import run as run_scenario
 from workloads import AnyWorkload
 
@@ -92,6 +92,14 @@ def test_figures_are_of_requests_and_output_tokens_of_all_samples(tmp_path: Path
     assert hits == summary["prefix_cache_hits"], "the sums of a breakdown are the engine's"
 
 
+def test_a_hit_of_any_sample_is_prefill_over_context() -> None:
+    tally = Tally(max_num_batched_tokens=100)
+    whole = {"request_id": 0, "refused": 0, "prompt_len": 50, "num_cached_tokens": 0}
+    for hits in (0, 48):
+        tally.add({name: np.array([value]) for name, value in {**whole, "prefix_cache_hits": hits}.items()})
+    assert tally.over_context == 1
+
+
 def test_a_warm_up_leaves_out_all_samples_of_its_requests(tmp_path: Path) -> None:
     summary = result_of(tmp_path, "workload.n=3", "measure_from=0.4").summary
     measured = 40 - summary["num_requests_left_out"]
@@ -110,7 +118,8 @@ def test_a_mix_has_them_by_tenant(tmp_path: Path) -> None:
 
 def test_a_second_run_finds_the_prompts_again_whatever_n_is(tmp_path: Path) -> None:
     primed = "prime" + LOAD.removeprefix("workload") + "measure" + LOAD.removeprefix("workload")
-    warm = result_of(tmp_path, "measure.n=2", text=ENGINE + primed).summary
+    warm = result_of(tmp_path, "measure.n=2", "prime.n=3", text=ENGINE + primed).summary
+    assert warm["warm_start"]["requests"] == 40 and warm["warm_start"]["output_tokens"] == 40 * 3 * 6
     assert warm["warm_start"]["in_common"] == "the same prompts again"
     assert warm["token_fates"]["cold"] == 0
 
