@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from batches import make
 from simulation import APART, Run, engine, prompts, run
 
 from sim.arena import Arena
+from sim.caches.kinds import ApcKind
 from sim.columns import R
 from sim.errors import InputError
 from sim.recorder import Recorder
@@ -20,6 +21,12 @@ from sim.samples import request_of, sample_of, samples
 from sim.timeline import left_out, trace
 
 BLOCK = 16
+
+
+class Groups(ApcKind):
+    """A cache whose engine takes all sequences of a request as one."""
+
+    groups: ClassVar[bool] = True
 
 
 def alone(prompt: int, n: int, **changes: Any) -> tuple[Run, int]:
@@ -149,7 +156,7 @@ def test_loading_expands_unless_the_engine_takes_groups() -> None:
     assert ranks.tolist() == list(range(6))
     assert arena.requests[R.request_id, arena.load(batch)].tolist() == [3, 4, 5]
 
-    groups = Arena(engine(), groups=True)
+    groups = Arena(engine(), Groups())
     beams = batch._replace(n=np.ones(3, np.int64), beam_width=np.array([1, 6, 2]))
     for one in (batch, beams):
         slots = groups.load(one)
