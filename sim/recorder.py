@@ -181,8 +181,9 @@ class Recorder:
             return None
         names = ("prompt_len", "num_cached_tokens", "output_len", "session_id", "tenant")
         about = {name: int(requests[getattr(R, name), slot]) for name in names}
-        if (n := int(requests[R.n, slot])) > 1:
-            about |= {"sample": sample_of(request_id) + 1, "n": n}
+        sample = sample_of(request_id)
+        if sample > 0 or requests[R.next_sample, slot] != slot:  # the first comes while others are to come
+            about |= {"sample": sample + 1, "n": int(requests[R.n, slot])}
         lane = Lane(request_id, slot, about, [])
         lane.add("front end", arrival, ready)
         lane.add("queue", ready, scheduled)

@@ -11,6 +11,7 @@ from simulation import APART, Run, engine, prompts, run
 
 from sim.arena import Arena
 from sim.caches.kinds import ApcKind
+from sim.clients import in_pieces
 from sim.columns import R
 from sim.errors import InputError
 from sim.recorder import Recorder
@@ -19,6 +20,7 @@ from sim.request import make_batch
 from sim.sample_records import SampleRecords
 from sim.samples import request_of, sample_of, samples
 from sim.timeline import left_out, trace
+from workloads.merge import join
 
 BLOCK = 16
 
@@ -244,6 +246,17 @@ def test_a_central_queue_waits_for_a_seat() -> None:
     result = run(batch, engine(max_num_seqs=3), cluster=Cluster(2, "central_queue"))
     assert (result.records["submitted_time"] == 0.0).sum() == 2
     assert result.records["submitted_time"].tolist() == result.records["scheduled_time"].tolist()
+
+
+def test_many_samples_are_loaded_in_pieces() -> None:
+    batch = prompts([[(i, 20)] for i in range(9)], n=[1, 30_000, 30_000, 30_000, 1, 1, 80_000, 40_000, 5])
+    pieces = list(in_pieces(iter([batch])))
+    assert [piece.n.tolist() for piece in pieces] == [
+        [1, 30_000, 30_000], [30_000, 1, 1], [80_000], [40_000, 5],
+    ]  # fmt: skip
+    assert join(pieces).segment_id.tolist() == batch.segment_id.tolist()
+    (same,) = in_pieces(iter([batch._replace(n=np.ones(9, np.int64))]))
+    assert len(same.n) == 9
 
 
 def test_urgency_is_the_requests_and_of_equals_the_first_sample_is_first() -> None:

@@ -86,6 +86,11 @@ def test_figures_are_of_requests_and_output_tokens_of_all_samples(tmp_path: Path
     assert summary["total_input_tokens"] == one.summary["total_input_tokens"] == 40 * 84
     assert summary["prefix_cache_queries"] == 3 * 40 * 84
     assert sum(summary["token_fates"].values()) == 40 * 84
+    fates = one.summary["token_fates"]
+    ceiling = fates["hit"] + fates["evicted"] + 2 * 40 * 80  # of each other sample all but the last 4 tokens
+    assert summary["prefix_cache_ceiling"] == pytest.approx(ceiling / (3 * 40 * 84))
+    assert one.summary["prefix_cache_ceiling"] < summary["prefix_cache_hit_rate"]
+    assert summary["prefix_cache_hit_rate"] <= summary["prefix_cache_ceiling"]
     assert set(result.records.column("num_sequences").tolist()) == {3}
     assert summary["by_prefix_group"][0]["prefix_cache_queries"] > 84 * 40
     hits = sum(row["prefix_cache_hits"] for row in summary["by_prefix_group"])
