@@ -6,20 +6,25 @@ And an operator, who resets the prefix cache and says from when on to measure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 from simpy.events import AllOf, Event
 
 from sim.clock import Clock, Process
 from sim.columns import T
 from sim.request import Batch, Session
+from workloads.merge import cut
 
 if TYPE_CHECKING:
     from sim.engine import Engine
     from sim.replicas import Replicas
 
     Entrance = Engine | Replicas  # where requests come in
+
+
+MOST_SAMPLES = 1 << 16  # loaded at a time, or those of one request
 
 
 def clients(
@@ -49,7 +54,7 @@ def clients(
 
 def arrivals(clock: Clock, entrance: Entrance, batches: Iterator[Batch]) -> Process:
     """Open loop: each request arrives at its time, whatever the engine does."""
-    for batch in batches:
+    for batch in in_pieces(batches):
         slots = entrance.arena.load(batch).tolist()
         for slot, time in zip(slots, batch.arrival_time.tolist(), strict=True):
             if time > clock.now:
@@ -59,8 +64,19 @@ def arrivals(clock: Clock, entrance: Entrance, batches: Iterator[Batch]) -> Proc
 
 def loaded_slots(entrance: Entrance, batches: Iterator[Batch]) -> Iterator[int]:
     """The slots of all requests in order, loaded a batch at a time."""
-    for batch in batches:
+    for batch in in_pieces(batches):
         yield from entrance.arena.load(batch).tolist()
+
+
+def in_pieces(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches, cut where their requests have so many samples that they would fill the memory."""
+    for batch in batches:
+        piece = batch.n.cumsum() // MOST_SAMPLES
+        bounds = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(piece)]
+        if len(bounds) == 2:
+            yield batch
+        else:
+            yield from (cut(batch, begin, end) for begin, end in pairwise(bounds))
 
 
 def client(clock: Clock, entrance: Entrance, slots: Iterator[int], think_times: Iterator[float]) -> Process:

@@ -53,6 +53,7 @@ class Counts(NamedTuple):
     failed: int
     input_tokens: int
     output_tokens: int
+    sequences: int  # answers and beams of the completed
     good: int
     first_arrival: float
     last_arrival: float
@@ -62,17 +63,18 @@ class Counts(NamedTuple):
 
 def count(records: Records, slo: Slo) -> Counts:
     """Add up the records; a request is good if it keeps every limit of `slo`."""
-    completed = failed = input_tokens = output_tokens = good = max_prompt_len = 0
+    completed = failed = input_tokens = output_tokens = sequences = good = max_prompt_len = 0
     first_arrival, last_arrival, last_finish = math.inf, -math.inf, -math.inf
-    names = ("refused", "prompt_len", "output_len", "arrival_time", "finish_time")
-    for refused, prompt, output, arrival, finish, *latencies in records.chunks(
+    names = ("refused", "prompt_len", "output_len", "num_sequences", "arrival_time", "finish_time")
+    for refused, prompt, output, width, arrival, finish, *latencies in records.chunks(
         *names, "ttft_ms", "tpot_ms", "e2el_ms"
     ):
         ran = refused == 0
         completed += int(np.count_nonzero(ran))
         failed += int(np.count_nonzero(~ran))
         input_tokens += int(prompt[ran].sum())
-        output_tokens += int(output[ran].sum())
+        output_tokens += int((output[ran] * width[ran]).sum())
+        sequences += int(width[ran].sum())
         keeps = ran.copy()
         for latency, limit in zip(latencies, slo, strict=True):
             if limit is not None:
@@ -84,7 +86,7 @@ def count(records: Records, slo: Slo) -> Counts:
         if ran.any():
             last_finish = max(last_finish, float(finish[ran].max()))
     return Counts(
-        completed, failed, input_tokens, output_tokens, good,
+        completed, failed, input_tokens, output_tokens, sequences, good,
         first_arrival, last_arrival, last_finish, max_prompt_len,
     )  # fmt: skip
 
@@ -98,9 +100,25 @@ def count_fates(records: Records) -> dict[str, int]:
     return totals
 
 
-def ceiling(fates: dict[str, int] | None) -> float:
-    """The hit rate of a pool that never evicts; NaN where fates were not decided."""
-    return _ratio(fates["hit"] + fates["evicted"], sum(fates.values())) if fates else math.nan
+def ceiling(fates: dict[str, int] | None, further: tuple[int, int] = (0, 0)) -> float:
+    """The hit rate of a pool that never evicts; NaN where fates were not decided.
+
+    `further` is what `count_further` says of samples that fates leave out.
+    """
+    if not fates:
+        return math.nan
+    queries, hits = further
+    return _ratio(fates["hit"] + fates["evicted"] + hits, sum(fates.values()) + queries)
+
+
+def count_further(records: Records, block_size: int) -> tuple[int, int]:
+    """Prompt tokens that samples but the first looked up, and those of them in a pool that never evicts."""
+    queries = hits = 0
+    for prompt, looked_up in records.chunks("prompt_len", "prefix_cache_queries"):
+        samples = np.maximum(looked_up // prompt - 1, 0)
+        queries += int((samples * prompt).sum())
+        hits += int((samples * ((prompt - 1) // block_size * block_size)).sum())
+    return queries, hits
 
 
 def distribution(values: Floats, name: str) -> dict[str, float]:
@@ -152,6 +170,8 @@ def summarize(
     work = functools.partial(front_end_work, cost, config) if cost is not None else None
     verdict = saturation(records, counts.first_arrival, counts.last_arrival, work)
     fates = count_fates(records) if config.token_fates else None
+    several = counts.sequences > counts.completed
+    further = count_further(records, config.block_size) if several else (0, 0)
     usable = config.num_gpu_blocks - 1  # block 0 is the null block
     summary: dict[str, Any] = {
         "duration": duration,
@@ -161,6 +181,8 @@ def summarize(
         "total_output_tokens": counts.output_tokens,
         "request_throughput": _ratio(counts.completed, duration),
     }
+    if several:
+        summary["num_sequences"] = counts.sequences
     if slo is not None:
         summary["request_goodput"] = _ratio(counts.good, duration)
     summary |= {
@@ -182,7 +204,7 @@ def summarize(
         "prefix_cache_queries": totals.prefix_cache_queries,
         "prefix_cache_hits": totals.prefix_cache_hits,
         "prefix_cache_hit_rate": _ratio(totals.prefix_cache_hits, totals.prefix_cache_queries),
-        "prefix_cache_ceiling": ceiling(fates),
+        "prefix_cache_ceiling": ceiling(fates, further),
         "token_fates": fates,
         "preempted_queries": totals.preempted_queries,
         "preempted_hits": totals.preempted_hits,

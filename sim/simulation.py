@@ -59,9 +59,9 @@ class Tally:
         self.num_refused += len(bad)
         self.refused.extend(bad[: NAMED - len(self.refused)].tolist())
         self.longest = max(self.longest, int(chunk["prompt_len"].max(initial=0)))
-        hit = np.maximum(chunk["num_cached_tokens"], 0)
-        in_chunks = chunk["prompt_len"] - hit > self.max_num_batched_tokens
-        self.over_context += int((((hit > 0) | in_chunks) & (chunk["refused"] == 0)).sum())
+        in_chunks = chunk["prompt_len"] - chunk["num_cached_tokens"] > self.max_num_batched_tokens
+        over_context = (chunk["prefix_cache_hits"] > 0) | in_chunks
+        self.over_context += int((over_context & (chunk["refused"] == 0)).sum())
 
 
 def run(

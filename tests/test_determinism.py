@@ -116,6 +116,7 @@ def cases(draw: st.DrawFn) -> Case:
         "lora": (loras := draw(each(integers(0, 3)))),
         "namespace": loras,
         "prefix_group": [group for group, _ in prefixes],
+        "n": draw(st.just([1] * n) | each(integers(1, 3))),
     }
     rows = [
         [(group, length), (1000 + i, suffix + output)]

@@ -59,7 +59,7 @@ def make_chunk(
     n = len(arrival)
     whole = {"prompt_len": prompt, "output_len": output, "refused": refused, "num_cached_tokens": 32}
     whole |= {"session_id": -1, "tenant": -1, "prefix_group": 0, "num_preemptions": 0}
-    whole |= {"num_evictions": 0, "replica": 0}
+    whole |= {"num_evictions": 0, "replica": 0, "n": 1, "beam_width": 1}
     chunk: dict[str, Any] = {name: np.broadcast_to(np.int64(value), n) for name, value in whole.items()}
     times = {
         "arrival_time": arrival,
@@ -69,9 +69,15 @@ def make_chunk(
         "first_token_time": first,
         "finish_time": finish,
     }
-    return (
-        chunk | {"request_id": np.arange(n)} | {name: np.array(time, float) for name, time in times.items()}
-    )
+    chunk |= {"request_id": np.arange(n)} | {name: np.array(time, float) for name, time in times.items()}
+    return looked_up(chunk)
+
+
+def looked_up(chunk: dict[str, Any]) -> dict[str, Any]:
+    """The chunk with what its requests, of one sample each, add to the cache's counters."""
+    ran = chunk["refused"] == 0
+    queries, hits = ran * chunk["prompt_len"], ran * chunk["num_cached_tokens"]
+    return chunk | {"prefix_cache_queries": queries, "prefix_cache_hits": hits}
 
 
 def random_chunk(n: int, seed: int = 0) -> dict[str, Any]:
@@ -84,7 +90,7 @@ def random_chunk(n: int, seed: int = 0) -> dict[str, Any]:
 def closed(*chunks: dict[str, Any], path: Path | None = None) -> Records:
     records = Records(path)
     for chunk in chunks:
-        records.append(chunk)
+        records.append(looked_up(chunk))
     records.close()
     return records
 

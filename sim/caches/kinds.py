@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, SerializerFunctionWrapHandler, model_serializer
 
@@ -19,6 +19,8 @@ class CacheKind(Section):
     """A way to share KV. Written as its name where all options have their defaults."""
 
     kind: str = ""
+
+    groups: ClassVar[bool] = False  # whether all sequences of a request are one to the engine
 
     @model_serializer(mode="wrap")
     def _short(self, serialize: SerializerFunctionWrapHandler) -> str | dict[str, Any]:
