@@ -267,4 +267,4 @@ def note_concurrency(core: Core) -> None:
     """Keep the largest number of requests in the system."""
     count = core.count
     inside = count[K.num_running] + count[K.num_waiting] + count[K.arrived] - count[K.taken_in]
-    count[K.max_concurrent] = max(count[K.max_concurrent], inside)
+    count[K.max_concurrent] = max(count[K.max_concurrent], inside - count[K.extra_samples])

@@ -14,7 +14,9 @@ import numpy as np
 from sim.caches.kinds import APC, CacheKind
 from sim.columns import K, Q, R, T
 from sim.core import NO_SEAT, REFUSED, VACANT, WAITING, EngineConfig
+from sim.errors import InputError
 from sim.request import Batch, Floats, Ints
+from sim.samples import request_ids, samples
 
 if TYPE_CHECKING:
     from sim.state import State
@@ -23,7 +25,7 @@ Owner = tuple[int, int]  # tenant and prefix group, -1: none
 NOBODY: Owner = (-1, -1)
 GIVEN = (  # the columns of a batch that are the request's own, but for its segments
     "prompt_len", "output_len", "max_tokens", "priority", "namespace", "lora", "session_id", "tenant",
-    "prefix_group",
+    "prefix_group", "n", "beam_width",
 )  # fmt: skip
 
 
@@ -47,10 +49,12 @@ class Arena:
         """Make columns for engines that all have `config` and a cache of `kind`."""
         self.config = config
         self.kind = kind
+        self.has_samples = False  # whether any request was loaded as several
         self.states: list[State] = []
         self.owners: dict[Owner, int] = {NOBODY: 0}
         self.refused: set[int] = set()  # slots of loaded requests that can never run
         self.next_id = 0
+        self.next_rank = 0
         self.requests = np.zeros((R.WIDTH, 0), np.int64)
         self.times = np.zeros((T.WIDTH, 0))
         self.segments = np.zeros((2, 4096), np.int64)
@@ -62,9 +66,19 @@ class Arena:
     def load(self, batch: Batch) -> Ints:
         """Copy a batch into vacant slots, in order; returns the slots. The requests have not arrived yet.
 
-        A request that can never run is REFUSED here: its prompt leaves no room for a token within
-        max_model_len, or it needs more KV than the pool holds.
+        Of a request with several samples it is the first one's; `samples_of` knows the others. A
+        request that can never run is REFUSED here, in one slot: its prompt leaves no room for a token
+        within max_model_len, or it needs more KV than the pool holds. Raises InputError for a beam
+        search where the engine has none.
         """
+        ids = np.arange(self.next_id, self.next_id + len(batch.n))
+        self.next_id += len(ids)
+        if not self.kind.groups and (batch.beam_width > 1).any():
+            raise InputError(_no_beams(batch, ids))
+        number = None  # of each sample in its request
+        if not self.kind.groups and (batch.n > 1).any():
+            batch, row, number = samples(batch, int(ids[0]))
+            ids = request_ids(ids[row], number)
         n = len(batch.prompt_len)
         slots = self._take_slots(n)
         first_segment = self._store_segments(batch)
@@ -74,9 +88,10 @@ class Arena:
         for name in GIVEN:
             requests[getattr(R, name), slots] = getattr(batch, name)
         self.times[T.arrival_time, slots] = batch.arrival_time
-        requests[R.request_id, slots] = np.arange(self.next_id, self.next_id + n)
-        requests[R.rank, slots] = requests[R.request_id, slots]
-        self.next_id += n
+        requests[R.request_id, slots] = ids
+        requests[R.rank, slots] = np.arange(self.next_rank, self.next_rank + n)
+        self.next_rank += n
+        requests[R.next_sample, slots] = slots
         requests[R.num_tokens, slots] = batch.prompt_len
         requests[R.first_segment, slots] = first_segment
         requests[R.num_segments, slots] = np.diff(batch.segment_start)
@@ -89,8 +104,22 @@ class Arena:
         blocks_needed = (longest - 1 + config.block_size - 1) // config.block_size
         refused = (batch.prompt_len >= config.max_model_len) | (blocks_needed > config.num_gpu_blocks - 1)
         requests[R.status, slots] = np.where(refused, REFUSED, WAITING)
+        if number is not None:
+            self.has_samples = True
+            for slot in slots[refused & (number > 0)].tolist():
+                self.vacate(slot)
+            requests[R.next_sample, slots] = np.where(refused, slots, _in_rings(slots, number))
+            slots, refused = slots[number == 0], refused[number == 0]
         self.refused.update(slots[refused].tolist())
         return slots
+
+    def samples_of(self, slot: int) -> list[int]:
+        """The slots of a loaded request that has not arrived, one for each sample."""
+        found = [slot]
+        if self.has_samples:
+            while (after := int(self.requests[R.next_sample, found[-1]])) != slot:
+                found.append(after)
+        return found
 
     def vacate(self, slot: int) -> None:
         """Give back the slot of a loaded request that never arrives at a scheduler."""
@@ -168,3 +197,15 @@ class Arena:
         for state in self.states:
             state.count_owners(len(self.owners))
         return np.array(numbers, np.int64)[place.ravel()]
+
+
+def _in_rings(slots: Ints, number: Ints) -> Ints:
+    """The slot of each sample's next one in its request; of the last, the first."""
+    places = np.arange(len(slots))
+    goes_on = np.append(number[1:] > 0, False)
+    return slots[np.where(goes_on, places + 1, places - number)]
+
+
+def _no_beams(batch: Batch, ids: Ints) -> str:
+    first = int(np.argmax(batch.beam_width > 1))
+    return f"request {ids[first]} has beam_width {batch.beam_width[first]}: beam search needs cache: paged"

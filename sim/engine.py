@@ -18,15 +18,18 @@ from sim.core import Core
 from sim.cost import StepCost
 from sim.errors import Livelock
 from sim.fates import MISSES
+from sim.sample_records import SampleRecords
+from sim.samples import request_of
 from sim.state import State
 from sim.totals import Totals, totals_of
 
 Records = dict[str, npt.NDArray[Any]]
 INT_FIELDS = (  # the first R.RECORDED columns, then the outputs: see update.record
-    "request_id", "session_id", "tenant", "prefix_group", "prompt_len", "num_cached_tokens",
-    "num_preemptions", "num_evictions", "output_len",
+    "request_id", "session_id", "tenant", "prefix_group", "prompt_len", "n", "beam_width",
+    "num_cached_tokens", "num_preemptions", "num_evictions", "output_len",
 )  # fmt: skip
 FATE_FIELDS = tuple(f"fate_{name}" for name in MISSES)  # behind them, with config.token_fates
+LOOKED_UP = ("prefix_cache_queries", "prefix_cache_hits")  # tokens, by first admissions of all samples
 FLOAT_FIELDS = (
     "arrival_time", "submitted_time", "ready_time", "scheduled_time", "first_token_time", "finish_time",
 )  # fmt: skip
@@ -54,7 +57,9 @@ class Engine:
         self.cost = cost
         self.on_records = on_records
         self.horizon = horizon
-        self.num_done = 0
+        self.num_done = 0  # requests
+        self.num_ended = 0  # in the engine, where a sample is one
+        self.samples = SampleRecords()
         self.warm_up: Totals | None = None
         self.progress: Callable[[int, float], None] | None = None
         self.observe: Callable[[Core], None] | None = None
@@ -106,10 +111,20 @@ class Engine:
             self.refuse(slot)
             return
         self.state.arrive(slot, self.clock.now)
+        if self.arena.has_samples:
+            self.submit_others(slot)
         if self.asleep is not None:
             self.next_wake = self.clock.now
             self.clock.wake_now(self.asleep, self.replica)
             self.asleep = None
+
+    def submit_others(self, slot: int) -> None:
+        """The samples of a request that has arrived come in behind the first."""
+        core = self.state.core
+        for sample in self.arena.samples_of(slot)[1:]:
+            core.times[T.arrival_time, sample] = core.times[T.arrival_time, slot]
+            self.state.arrive(sample, self.clock.now)
+            core.count[K.extra_samples] += 1
 
     def submit_watched(self, slot: int) -> Event:
         """A loaded request, whose arrival_time is set, arrives now; the event happens when it ends."""
@@ -118,7 +133,7 @@ class Engine:
         if slot in self.arena.refused:
             self.refuse(slot)
             return done.succeed()
-        core.requests[R.watched, slot] = 1
+        core.requests[R.watched, self.arena.samples_of(slot)] = 1
         core.count[K.any_watched] = 1
         self.watchers[int(core.requests[R.request_id, slot])] = done
         self.submit(slot)
@@ -141,7 +156,7 @@ class Engine:
         """Let those go on who waited for requests that have ended."""
         core = self.state.core
         for request_id in core.watched[: core.count[K.num_watched]].tolist():
-            self.watchers.pop(request_id).succeed()
+            self.watchers.pop(request_of(request_id)).succeed()
         core.count[K.num_watched] = 0
 
     def refuse(self, slot: int) -> None:
@@ -150,17 +165,19 @@ class Engine:
         self.deliver()  # those that ended before
         core = self.state.core
         here = slice(slot, slot + 1)
-        known = R.prompt_len + 1  # the columns up to prompt_len
+        known = R.beam_width + 1  # the columns up to there
         chunk: Records = {name: core.requests[getattr(R, name), here].copy() for name in INT_FIELDS[:known]}
         chunk |= {name: np.zeros(1, np.int64) for name in INT_FIELDS[known:]}
         if core.config.token_fates:
             chunk |= {name: np.zeros(1, np.int64) for name in FATE_FIELDS}
+        chunk |= {name: np.zeros(1, np.int64) for name in LOOKED_UP}
         chunk["refused"] = np.ones(1, np.int64)
         chunk["replica"] = np.full(1, self.replica)
         chunk["arrival_time"] = core.times[T.arrival_time, here].copy()
         chunk |= {name: np.full(1, np.nan) for name in FLOAT_FIELDS[1:]}
         self.arena.vacate(slot)
         self.num_done += 1
+        self.num_ended += 1
         self.on_records(chunk)
 
     def deliver(self) -> None:
@@ -171,15 +188,19 @@ class Engine:
             return
         ints, floats = core.record_ints[:n].copy(), core.record_floats[:n].copy()
         core.count[K.num_records] = 0
-        self.num_done += n
-        if self.progress is not None:
-            self.progress(self.num_done, self.clock.now)
+        self.num_ended += n
         chunk: Records = {name: ints[:, i] for i, name in enumerate(INT_FIELDS)}
         if core.config.token_fates:
             chunk |= {name: ints[:, R.RECORDED + 2 + i] for i, name in enumerate(FATE_FIELDS)}
+        chunk |= dict(zip(LOOKED_UP, (chunk["prompt_len"], chunk["num_cached_tokens"]), strict=True))
         chunk["refused"] = np.zeros(n, np.int64)
         chunk["replica"] = np.full(n, self.replica)
         chunk |= {name: floats[:, i] for i, name in enumerate(FLOAT_FIELDS)}
+        if not self.arena.groups:
+            chunk = self.samples.joined(chunk)
+        self.num_done += len(chunk["n"])
+        if self.progress is not None:
+            self.progress(self.num_done, self.clock.now)
         self.on_records(chunk)
 
     def totals(self) -> Totals:

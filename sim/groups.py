@@ -164,15 +164,17 @@ def rows_of(records: Records, num_groups: int, index: Ints, fates: bool) -> list
 def _sums(records: Records, num_groups: int, index: Ints, fates: bool) -> _Sums:
     counts = np.zeros((5 + len(FATES), num_groups), np.int64)
     sums = _Sums(counts[0], counts[1], counts[2], counts[3], counts[4], fates=counts[5:])
-    names = ("refused", "prompt_len", "num_cached_tokens", "num_evictions", *(FATE_COLUMNS if fates else ()))
+    names = ("refused", "prefix_cache_queries", "prefix_cache_hits", "num_evictions")
     start = 0
-    for refused, prompt, hits, evictions, *columns in records.chunks(*names):
+    for refused, queries, hits, evictions, *columns in records.chunks(
+        *names, *(FATE_COLUMNS if fates else ())
+    ):
         group = index[start : start + len(refused)]
         start += len(refused)
         ran = (refused == 0) & (group >= 0)
         np.add.at(sums.requests, group[group >= 0], 1)
         np.add.at(sums.failed, group[(refused != 0) & (group >= 0)], 1)
-        np.add.at(sums.queries, group[ran], prompt[ran].astype(np.int64))
+        np.add.at(sums.queries, group[ran], queries[ran].astype(np.int64))
         np.add.at(sums.hits, group[ran], hits[ran].astype(np.int64))
         np.add.at(sums.evictions, group[ran], evictions[ran].astype(np.int64))
         for total, column in zip(sums.fates, columns, strict=False):  # no columns without fates

@@ -53,6 +53,7 @@ class Counts(NamedTuple):
     failed: int
     input_tokens: int
     output_tokens: int
+    sequences: int  # answers and beams of the completed
     good: int
     first_arrival: float
     last_arrival: float
@@ -62,17 +63,18 @@ class Counts(NamedTuple):
 
 def count(records: Records, slo: Slo) -> Counts:
     """Add up the records; a request is good if it keeps every limit of `slo`."""
-    completed = failed = input_tokens = output_tokens = good = max_prompt_len = 0
+    completed = failed = input_tokens = output_tokens = sequences = good = max_prompt_len = 0
     first_arrival, last_arrival, last_finish = math.inf, -math.inf, -math.inf
-    names = ("refused", "prompt_len", "output_len", "arrival_time", "finish_time")
-    for refused, prompt, output, arrival, finish, *latencies in records.chunks(
+    names = ("refused", "prompt_len", "output_len", "num_sequences", "arrival_time", "finish_time")
+    for refused, prompt, output, width, arrival, finish, *latencies in records.chunks(
         *names, "ttft_ms", "tpot_ms", "e2el_ms"
     ):
         ran = refused == 0
         completed += int(np.count_nonzero(ran))
         failed += int(np.count_nonzero(~ran))
         input_tokens += int(prompt[ran].sum())
-        output_tokens += int(output[ran].sum())
+        output_tokens += int((output[ran] * width[ran]).sum())
+        sequences += int(width[ran].sum())
         keeps = ran.copy()
         for latency, limit in zip(latencies, slo, strict=True):
             if limit is not None:
@@ -84,7 +86,7 @@ def count(records: Records, slo: Slo) -> Counts:
         if ran.any():
             last_finish = max(last_finish, float(finish[ran].max()))
     return Counts(
-        completed, failed, input_tokens, output_tokens, good,
+        completed, failed, input_tokens, output_tokens, sequences, good,
         first_arrival, last_arrival, last_finish, max_prompt_len,
     )  # fmt: skip
 
@@ -161,6 +163,8 @@ def summarize(
         "total_output_tokens": counts.output_tokens,
         "request_throughput": _ratio(counts.completed, duration),
     }
+    if counts.sequences > counts.completed:
+        summary["num_sequences"] = counts.sequences
     if slo is not None:
         summary["request_goodput"] = _ratio(counts.good, duration)
     summary |= {

@@ -15,6 +15,7 @@ from sim.blocks import FREE
 from sim.clock import Clock
 from sim.columns import K, R, S, T, W
 from sim.core import PREEMPTED, RUNNING, Core
+from sim.samples import sample_of
 
 MAX_REQUESTS = 500  # lanes: more than that nobody reads
 MAX_STEPS = 20_000  # some 10 MB of JSON
@@ -180,6 +181,8 @@ class Recorder:
             return None
         names = ("prompt_len", "num_cached_tokens", "output_len", "session_id", "tenant")
         about = {name: int(requests[getattr(R, name), slot]) for name in names}
+        if (n := int(requests[R.n, slot])) > 1:
+            about |= {"sample": sample_of(request_id) + 1, "n": n}
         lane = Lane(request_id, slot, about, [])
         lane.add("front end", arrival, ready)
         lane.add("queue", ready, scheduled)

@@ -27,7 +27,8 @@ ROW_GROUP = 65_536  # rows held in memory, and rows of a Parquet row group
 COLUMNS = (
     "request_id", "session_id", "tenant", "prefix_group",
     "arrival_time", "ready_time", "scheduled_time", "first_token_time", "finish_time",
-    "prompt_len", "output_len", "num_cached_tokens", "num_preemptions", "num_evictions", "refused", "replica",
+    "prompt_len", "output_len", "num_sequences", "num_cached_tokens", "prefix_cache_queries",
+    "prefix_cache_hits", "num_preemptions", "num_evictions", "refused", "replica",
     "front_end_time_ms", "queue_time_ms", "prefill_time_ms", "ttft_ms", "tpot_ms", "itl_mean_ms", "e2el_ms",
 )  # fmt: skip
 FATE_COLUMNS = tuple(f"fate_{name}" for name in FATES)  # behind them, where fates were decided
@@ -40,8 +41,10 @@ def with_latencies(chunk: Mapping[str, Column]) -> Chunk:
     request, the wait for that thread included; `queue_time_ms` from there to the first step that
     runs it, as in vLLM, and the wait in a central queue; `prefill_time_ms` until the first token,
     preemptions included. `tpot_ms` and `itl_mean_ms` are NaN where the output is one token, all
-    latencies where the request was refused. Where the engine decided fates, the six fate_* add up to
-    prompt_len, but for refused requests, which have none. Does not modify its argument.
+    latencies where the request was refused. `num_sequences` is how many answers or beams, of
+    `output_len` tokens each, it asked for; what a row says of several samples: sim/sample_records.py.
+    Where the engine decided fates, the six fate_* add up to prompt_len, but for refused requests,
+    which have none. Does not modify its argument.
     """
     arrival, submitted, ready, scheduled, first = (
         chunk[f"{name}_time"] for name in ("arrival", "submitted", "ready", "scheduled", "first_token")
@@ -50,6 +53,7 @@ def with_latencies(chunk: Mapping[str, Column]) -> Chunk:
     gaps[gaps < 1.0] = np.nan
     tpot = (chunk["finish_time"] - first) * 1e3 / gaps
     derived = {
+        "num_sequences": chunk["n"] * chunk["beam_width"],
         "front_end_time_ms": (ready - submitted) * 1e3,
         "queue_time_ms": ((submitted - arrival) + (scheduled - ready)) * 1e3,
         "prefill_time_ms": (first - scheduled) * 1e3,

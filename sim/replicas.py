@@ -111,7 +111,7 @@ class Replicas:
     def send(self, slot: int) -> Engine:
         """Choose the engine of a request; a refused one goes to the first, which says so."""
         replica = 0 if slot in self.arena.refused else self.choose(slot)
-        self.num_sent[replica] += 1
+        self.num_sent[replica] += len(self.arena.samples_of(slot))
         return self.engines[replica]
 
     def choose(self, slot: int) -> int:
@@ -178,18 +178,23 @@ class Replicas:
 
     def outstanding(self) -> Ints:
         """Requests sent to each replica that have not ended."""
-        ended = [engine.num_done + int(engine.state.core.count[K.num_records]) for engine in self.engines]
+        extra = [int(engine.state.core.count[K.extra_samples]) for engine in self.engines]
+        return self.seats_taken() - extra
+
+    def seats_taken(self) -> Ints:
+        """The same, but each sample of a request counts."""
+        ended = [engine.num_ended + int(engine.state.core.count[K.num_records]) for engine in self.engines]
         return self.num_sent - ended
 
     def serve_queue(self) -> None:
         """Send the requests of a central queue, in order, as long as a replica has a place."""
         while self.queued:
-            outstanding = self.outstanding()
-            replica = int(outstanding.argmin())
-            if outstanding[replica] >= self.arena.config.max_num_seqs:
+            taken = self.seats_taken()
+            replica = int(taken.argmin())
+            if taken[replica] >= self.arena.config.max_num_seqs:
                 return
             slot, done = self.queued.popleft()
-            self.num_sent[replica] += 1
+            self.num_sent[replica] += len(self.arena.samples_of(slot))
             ended = self.engines[replica].submit_watched(slot)
             assert ended.callbacks is not None
             ended.callbacks.append(functools.partial(self.make_room, done))

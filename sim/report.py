@@ -64,6 +64,9 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
     yield _line("Benchmark duration (s), simulated:", s["duration"])
     yield _line("Total input tokens:", s["total_input_tokens"])
     yield _line("Total generated tokens:", s["total_output_tokens"])
+    if "num_sequences" in s:
+        yield _line("Their sequences (n, beam_width):", s["num_sequences"])
+        yield "dim", "  counts of the engine are of each sample; latencies, fates and rows are of requests"
     yield _line("Request throughput (req/s):", s["request_throughput"])
     if "request_goodput" in s:
         yield _line("Request goodput (req/s):", s["request_goodput"])

@@ -11,6 +11,8 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+OWN = 2**62 + 2**61  # segment ids from here up: what requests have of their own, under names that last
+
 
 class Batch(NamedTuple):
     """A run of n requests in arrival order, as columns.
@@ -32,9 +34,19 @@ class Batch(NamedTuple):
     session_id: Ints  # -1: none
     tenant: Ints  # -1: none
     prefix_group: Ints  # -1: none
+    n: Ints  # answers to the prompt, sampled apart: 1, or parallel sampling
+    beam_width: Ints  # candidates of a beam search, 1: none; not above 1 beside an n above 1
     segment_start: Ints  # n + 1 row starts into the two below
     segment_id: Ints
     segment_len: Ints  # tokens; a request's sum is prompt_len + output_len
+
+
+ROWS = tuple(name for name in Batch._fields if not name.startswith("segment_"))  # one entry a request
+
+
+def named(segment_id: Ints) -> Ints:
+    """The ids with names for what requests have of their own, equal names in equal runs."""
+    return np.where(segment_id < 0, OWN - 1 - segment_id, segment_id)
 
 
 def make_batch(
@@ -48,19 +60,18 @@ def make_batch(
 ) -> Batch:
     """Build a Batch; `optional` names its other columns (arrays or scalars).
 
-    Defaults: max_tokens = output_len, priority = namespace = lora = 0, the rest -1. The columns
-    are checked for shape and for segments that add up to the request's tokens.
+    Defaults: max_tokens = output_len, priority = namespace = lora = 0, n = beam_width = 1, the rest
+    -1. The columns are checked for shape and for segments that add up to the request's tokens.
     """
     arrival = np.ascontiguousarray(arrival_time, np.float64)
-    n = len(arrival)
 
     def column(value: Any) -> Ints:
-        return np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.int64), n))
+        return np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.int64), len(arrival)))
 
     prompt, output = column(prompt_len), column(output_len)
     defaults: dict[str, Any] = {
         "max_tokens": output, "priority": 0, "namespace": 0, "lora": 0,
-        "session_id": -1, "tenant": -1, "prefix_group": -1,
+        "session_id": -1, "tenant": -1, "prefix_group": -1, "n": 1, "beam_width": 1,
     }  # fmt: skip
     assert not set(optional) - set(defaults), f"unknown columns: {set(optional) - set(defaults)}"
     starts = np.ascontiguousarray(segment_start, np.int64)

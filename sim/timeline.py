@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from sim.out_file import replace_bytes
-from sim.recorder import Recorder
+from sim.recorder import Lane, Recorder
+from sim.samples import request_of
 
 ENGINE, REQUESTS = 1, 2  # the two processes of the trace
 
@@ -26,10 +28,15 @@ def trace(recorder: Recorder) -> Iterator[Event]:
     yield _name("thread_name", ENGINE, 1, "steps")
     yield _name("process_name", REQUESTS, 0, "requests")
     for tid, lane in enumerate(recorder.lanes, 1):
-        yield _name("thread_name", REQUESTS, tid, f"request {lane.request_id}")
+        yield _name("thread_name", REQUESTS, tid, _title(lane))
         yield _name("thread_sort_index", REQUESTS, tid, tid)
     events = [*_step_events(recorder), *_lane_events(recorder), *_counter_events(recorder)]
     yield from sorted(events, key=lambda event: event["ts"])
+
+
+def _title(lane: Lane) -> str:
+    name = f"request {request_of(lane.request_id)}"
+    return f"{name}, sample {lane.about['sample']}" if "sample" in lane.about else name
 
 
 def _step_events(recorder: Recorder) -> Iterator[Event]:
@@ -86,8 +93,10 @@ def write_timeline(recorder: Recorder, path: Path) -> None:
 
 def left_out(recorder: Recorder, num_requests: int) -> str | None:
     """What the timeline does not show of a run of so many requests, in one line; None if it shows all."""
-    lanes, steps, num_steps = recorder.lanes, recorder.steps, recorder.num_steps
-    if len(lanes) == num_requests and len(steps) == num_steps:
+    steps, num_steps = recorder.steps, recorder.num_steps
+    lanes = Counter(request_of(lane.request_id) for lane in recorder.lanes)
+    whole = sum(lanes[request_of(lane.request_id)] == lane.about.get("n", 1) for lane in recorder.lanes)
+    if len(lanes) == num_requests and whole == len(recorder.lanes) and len(steps) == num_steps:
         return None
     span = f", from {steps[0].begin:g} to {steps[-1].end:g} s" if steps else ""
     return (

@@ -127,13 +127,26 @@ def record(core: Core, slot: int, reason: int) -> None:
     for i in range(T.RECORDED):
         core.record_floats[row, i] = core.times[i, slot]
     count[K.num_records] = row + 1
-    if requests[R.watched, slot]:
+    if requests[R.next_sample, slot] != slot:
+        leave_samples(core, slot)
+    elif requests[R.watched, slot]:
         core.watched[count[K.num_watched]] = requests[R.request_id, slot]
         count[K.num_watched] += 1
     requests[R.request_id, slot] = -1
     requests[R.status, slot] = VACANT
     core.queues[Q.vacant, count[K.vacant_slots]] = slot
     count[K.vacant_slots] += 1
+
+
+@verb
+def leave_samples(core: Core, slot: int) -> None:
+    """Take a sample that has ended out of the ring of those of its request."""
+    following = core.requests[R.next_sample]
+    before = following[slot]
+    while following[before] != slot:
+        before = following[before]
+    following[before] = following[slot]
+    core.count[K.extra_samples] -= 1
 
 
 @verb

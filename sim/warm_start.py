@@ -83,7 +83,7 @@ def primed(
         done["requests"] += int(ran.sum())
         done["failed"] += int((~ran).sum())
         done["input_tokens"] += int(chunk["prompt_len"][ran].sum())
-        done["output_tokens"] += int(chunk["output_len"][ran].sum())
+        done["output_tokens"] += int((chunk["output_len"] * chunk["n"] * chunk["beam_width"])[ran].sum())
 
     totals = simulate(
         requests(workload, seed, config.block_size, names=common.again),

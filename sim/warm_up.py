@@ -23,11 +23,9 @@ SUMS = (
 def measured(totals: Totals, records: Records) -> Totals:
     """The totals without the warm-up: SUMS since it ended, the cache's of the measured requests."""
     queries = hits = 0
-    for refused, prompt_len, num_cached_tokens in records.chunks(
-        "refused", "prompt_len", "num_cached_tokens"
-    ):
-        queries += int(prompt_len[refused == 0].sum())
-        hits += int(num_cached_tokens[refused == 0].sum())
+    for looked_up, hit in records.chunks("prefix_cache_queries", "prefix_cache_hits"):
+        queries += int(looked_up.sum())
+        hits += int(hit.sum())
     replicas = tuple(map(_since, totals.replicas))
     return _since(totals)._replace(
         prefix_cache_queries=queries, prefix_cache_hits=hits, replicas=replicas

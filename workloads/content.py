@@ -51,11 +51,12 @@ def prefixed_batch(
     output_len: Ints,
     prefix_group: npt.ArrayLike,
     first: int,
+    **optional: npt.ArrayLike,
 ) -> Batch:
     """Build requests of s segments that others may have too, and an own rest (suffix and output).
 
     `shared_id` and `shared_len` have shape (n, s), all others one entry a request; `first` is the
-    number of the first request in its workload, which names the own segments.
+    number of the first request in its workload, which names the own segments; `optional` is make_batch's.
     """
     n, s = shared_id.shape
     ids, lens = np.empty((n, s + 1), np.int64), np.empty((n, s + 1), np.int64)
@@ -64,9 +65,8 @@ def prefixed_batch(
     start = np.arange(0, (s + 1) * n + 1, s + 1)
     start, flat_ids, flat_lens = without_empty(start, ids.ravel(), lens.ravel())
     prompt_len = shared_len.sum(axis=1) + suffix_len
-    return make_batch(
-        arrival_time, prompt_len, output_len, start, flat_ids, flat_lens, prefix_group=prefix_group
-    )
+    segments = start, flat_ids, flat_lens
+    return make_batch(arrival_time, prompt_len, output_len, *segments, prefix_group=prefix_group, **optional)
 
 
 def own_ids(first: int, n: int) -> Ints:
@@ -82,11 +82,12 @@ def pooled_batches(
     system_prompt_len: int,
     draw_question: Callable[[int], Ints],
     draw_output: Callable[[int], Ints],
+    **optional: npt.ArrayLike,
 ) -> Iterator[Batch]:
     """Yield requests of a system prompt, items of a pool, and a question of their own.
 
     `draw(n)` gives n requests' prefix groups, and their items by number, a row each, in the order
-    of the prompt; `item_len` is in tokens by number.
+    of the prompt; `item_len` is in tokens by number, `optional` make_batch's.
     """
     done = 0
     for times in arrivals:
@@ -100,5 +101,6 @@ def pooled_batches(
             output_len=draw_output(n),
             prefix_group=group,
             first=done,
+            **optional,
         )
         done += n

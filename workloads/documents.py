@@ -14,10 +14,11 @@ from workloads.base import MOST_REQUESTS, Workload
 from workloads.content import chunk_counts, pooled_batches
 from workloads.lengths import MAX_LEN, Length, LengthOrZero
 from workloads.popularity import MOST_DRAWN, PoolSize, Popularity, draw_distinct, zipf_bounds
+from workloads.sampling import Sampling
 from workloads.streams import Stream, generator, pool_generator
 
 
-class Documents(Workload, Arrivals):
+class Documents(Workload, Arrivals, Sampling):
     """A prompt is the system prompt, `documents_per_request` different documents, and a question.
 
     Documents are drawn by popularity, without repetition in one prompt. In `fixed` order they
@@ -74,6 +75,7 @@ class Documents(Workload, Arrivals):
             system_prompt_len=self.system_prompt_len,
             draw_question=lambda n: self.question_len.draw(questions, n),
             draw_output=lambda n: self.output_len.draw(outputs, n),
+            **self.sequences,
         )
 
     def _in_order(self, chosen: Ints, rng: np.random.Generator) -> Ints:

@@ -14,10 +14,11 @@ from workloads.base import MOST_REQUESTS, Workload
 from workloads.content import chunk_counts, pooled_batches
 from workloads.lengths import MAX_LEN, Length, LengthOrZero
 from workloads.popularity import MOST_DRAWN, GroupPopularity, PoolSize, draw_distinct, zipf_bounds
+from workloads.sampling import Sampling
 from workloads.streams import Stream, generator, pool_generator
 
 
-class FewShot(Workload, Arrivals, GroupPopularity):
+class FewShot(Workload, Arrivals, Sampling, GroupPopularity):
     """A prompt is the system prompt, `examples_per_request` different examples, and a question.
 
     With `num_groups`, each group (a task) has its own examples, drawn once and always in the same
@@ -65,6 +66,7 @@ class FewShot(Workload, Arrivals, GroupPopularity):
             system_prompt_len=self.system_prompt_len,
             draw_question=lambda n: self.question_len.draw(questions, n),
             draw_output=lambda n: self.output_len.draw(outputs, n),
+            **self.sequences,
         )
 
     def _example_lengths(self, seed: np.random.SeedSequence) -> Ints:

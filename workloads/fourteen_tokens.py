@@ -13,10 +13,11 @@ from workloads.arrivals import Arrivals
 from workloads.base import MOST_REQUESTS, Workload
 from workloads.content import chunk_counts, prefixed_batch
 from workloads.lengths import MAX_LEN, Length
+from workloads.sampling import Sampling
 from workloads.streams import Stream, generator
 
 
-class FourteenTokens(Workload, Arrivals):
+class FourteenTokens(Workload, Arrivals, Sampling):
     """`num_requests` prompts of `prompt_len` tokens, the first `shared_len` of which are the same.
 
     With blocks of 4, the second of two such requests hits 8 tokens: the blocks 0 and 1; tokens 8
@@ -52,5 +53,6 @@ class FourteenTokens(Workload, Arrivals):
                 output_len=self.output_len.draw(outputs, n),
                 prefix_group=0,
                 first=done,
+                **self.sequences,
             )
             done += n

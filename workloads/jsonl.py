@@ -23,7 +23,7 @@ Kind = Literal["mooncake", "segments"]
 # The fields that say when and what, by format; `input_length` and `output_length` stand in both.
 TIME: dict[Kind, str] = {"mooncake": "timestamp", "segments": "arrival_time"}
 CONTENT: dict[Kind, str] = {"mooncake": "hash_ids", "segments": "segments"}
-NUMBERS, NAMES = ("block_size", "priority"), ("session_id", "cache_salt", "lora")
+NUMBERS, NAMES = ("block_size", "priority", "n", "beam_width"), ("session_id", "cache_salt", "lora")
 ITEMS = "mm"  # of segments only: for each of them a name, or null
 OPTIONAL: dict[Kind, tuple[str, ...]] = {  # a name is a string or a whole number
     "mooncake": NUMBERS + NAMES,

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sim.request import Batch
-
-_ROWS = tuple(name for name in Batch._fields if not name.startswith("segment_"))  # one entry a request
+from sim.request import ROWS, Batch
 
 
 def cut(batch: Batch, begin: int, end: int) -> Batch:
@@ -16,7 +14,7 @@ def cut(batch: Batch, begin: int, end: int) -> Batch:
     start = batch.segment_start[begin : end + 1]
     held = slice(start[0], start[-1])
     return Batch(
-        **{name: getattr(batch, name)[begin:end] for name in _ROWS},
+        **{name: getattr(batch, name)[begin:end] for name in ROWS},
         segment_start=start - start[0],
         segment_id=batch.segment_id[held],
         segment_len=batch.segment_len[held],
@@ -27,7 +25,7 @@ def join(batches: Sequence[Batch]) -> Batch:
     """Return the requests of at least one batch, one after the other. Modifies none."""
     counts = np.concatenate([np.diff(batch.segment_start) for batch in batches])
     return Batch(
-        **{name: np.concatenate([getattr(batch, name) for batch in batches]) for name in _ROWS},
+        **{name: np.concatenate([getattr(batch, name) for batch in batches]) for name in ROWS},
         segment_start=np.concatenate([[0], np.cumsum(counts)]),
         segment_id=np.concatenate([batch.segment_id for batch in batches]),
         segment_len=np.concatenate([batch.segment_len for batch in batches]),
@@ -41,7 +39,7 @@ def by_arrival(batch: Batch) -> Batch:
     start = np.concatenate([[0], np.cumsum(counts)])
     held = np.arange(start[-1]) + np.repeat(batch.segment_start[:-1][order] - start[:-1], counts)
     return Batch(
-        **{name: getattr(batch, name)[order] for name in _ROWS},
+        **{name: getattr(batch, name)[order] for name in ROWS},
         segment_start=start,
         segment_id=batch.segment_id[held],
         segment_len=batch.segment_len[held],

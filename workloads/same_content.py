@@ -3,7 +3,7 @@
 Workloads name content by numbers, so the question is which numbers mean the same in both:
 
 - The same prompts again. Two workloads of one seed that are equal in all but PACE ask the same, at
-  other times: all content is the same.
+  other times or for more answers: all content is the same.
 - The same pools. Two workloads of one kind whose POOLS are described alike have them in common by
   number: prefix i, document i, example i, system prompt i, the ids of the same trace file. Where
   lengths are drawn, the seed belongs to the description. What each request has of its own differs.
@@ -19,20 +19,18 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from sim.request import Batch
+from sim.request import OWN, Batch, named
 from workloads import AnyWorkload
 from workloads.errors import WorkloadError
 from workloads.mix import SEGMENT_BITS, SESSION_IDS
 
 Description = dict[str, Any]  # of a workload and its seed, in the types of JSON
 
-OWN = 2**62 + 2**61  # from here up: what requests have of their own, under names that last
 PACE = frozenset(
     {
         "request_rate", "arrival", "burstiness", "states", "schedule", "amplitude", "period", "concurrency",
         "think_time", "think_time_distribution", "session_rate", "tool_time", "time_scale",
+        "n", "beam_width",  # samples beside the first are drawn anew, and nobody asks with them
     }
 )  # fmt: skip
 POOLS: dict[str, tuple[str, ...]] = {  # by kind: the fields that say what its pools hold
@@ -86,8 +84,7 @@ def shared(former: Description, latter: Description) -> Shared:
 
 def with_names(batch: Batch) -> Batch:
     """Return the requests with names for what each has of its own, equal names in equal runs."""
-    ids = batch.segment_id
-    return batch._replace(segment_id=np.where(ids < 0, OWN - 1 - ids, ids))
+    return batch._replace(segment_id=named(batch.segment_id))
 
 
 def _is_load(part: Any) -> bool:

@@ -13,10 +13,11 @@ from workloads.arrivals import Arrivals
 from workloads.base import MOST_REQUESTS, Workload
 from workloads.content import chunk_counts, prefixed_batch
 from workloads.lengths import Length
+from workloads.sampling import Sampling
 from workloads.streams import Stream, generator
 
 
-class Scan(Workload, Arrivals):
+class Scan(Workload, Arrivals, Sampling):
     """Each prompt is its own from the first token: a batch job over documents, each read once."""
 
     kind: Literal["scan"] = "scan"
@@ -41,5 +42,6 @@ class Scan(Workload, Arrivals):
                 output_len=self.output_len.draw(outputs, n),
                 prefix_group=-1,
                 first=done,
+                **self.sequences,
             )
             done += n

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple, Self
 
 import numpy as np
@@ -15,6 +15,7 @@ from workloads.arrivals import Rate
 from workloads.base import MOST_REQUESTS, Workload
 from workloads.errors import WorkloadError
 from workloads.merge import cut
+from workloads.sampling import Sampling
 from workloads.streams import Stream, generator
 
 
@@ -27,8 +28,11 @@ class Request(NamedTuple):
     delay: float = 0.0  # seconds from then
 
 
-class SessionWorkload(Workload):
-    """Sessions in an open loop (`session_rate`) or a closed one (`concurrency` users, one each at a time)."""
+class SessionWorkload(Workload, Sampling):
+    """Sessions in an open loop (`session_rate`) or a closed one (`concurrency` users, one each at a time).
+
+    Of a request's samples, the first is the answer that its session goes on with, once all have ended.
+    """
 
     num_sessions: Annotated[int, Field(gt=0, le=MOST_REQUESTS)]
     session_rate: Rate = Field(math.inf, description="Poisson, sessions a second; inf: all at once")
@@ -69,14 +73,14 @@ class SessionWorkload(Workload):
             requests = self.requests(np.random.default_rng(own), session)
             delay = np.array([request.delay for request in requests])
             after = tuple(request.after for request in requests)
-            yield Session(start, _batch(requests, session), after, delay)
+            yield Session(start, _batch(requests, session, self.sequences), after, delay)
 
     def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
         name = type(self).__name__
         raise WorkloadError(f"{name}: when a request arrives depends on answers; this needs fixed times")
 
 
-def _batch(requests: list[Request], session: int) -> Batch:
+def _batch(requests: list[Request], session: int, sequences: Mapping[str, int]) -> Batch:
     """The requests as columns; their arrival is up to the session."""
     segments = [[(name, tokens) for name, tokens in request.segments if tokens] for request in requests]
     lens = [[tokens for _, tokens in row] for row in segments]
@@ -89,6 +93,7 @@ def _batch(requests: list[Request], session: int) -> Batch:
         [name for row in segments for name, _ in row],
         [tokens for row in lens for tokens in row],
         session_id=session,
+        **sequences,
     )
 
 

@@ -14,12 +14,13 @@ from workloads.base import MOST_REQUESTS, Workload
 from workloads.content import chunk_counts, prefixed_batch
 from workloads.lengths import Length, LengthOrZero
 from workloads.popularity import GroupPopularity, PoolSize
+from workloads.sampling import Sampling
 from workloads.streams import Stream, generator, pool_generator
 
 MOST_PROMPTS = 2**24  # that come again: a table of them lies in memory
 
 
-class SharedPrefix(Workload, Arrivals, GroupPopularity):
+class SharedPrefix(Workload, Arrivals, Sampling, GroupPopularity):
     """Each request draws a group, whose prefix it shares, and has a suffix of its own.
 
     Prefix lengths are drawn once for each group, suffix and output lengths for each request. With
@@ -85,5 +86,6 @@ class SharedPrefix(Workload, Arrivals, GroupPopularity):
                 output_len=self.output_len.draw(outputs, n),
                 prefix_group=group,
                 first=done,
+                **self.sequences,
             )
             done += n

@@ -33,8 +33,8 @@ class Trace(Workload, ClosedLoop):
     pairs [id, length] over prompt and output; `mm` beside them has, for each segment, the identifier of
     the image (audio, video) whose placeholder tokens it is, or null: the same tokens of another image
     are other content. Either may have `session_id`, `cache_salt`, `lora`
-    (strings or whole numbers; null: none) and `priority`; Mooncake rows also `block_size`. Other
-    fields are ignored.
+    (strings or whole numbers; null: none), `priority`, and `n` or `beam_width` (sequences of the request);
+    Mooncake rows also `block_size`. Other fields are ignored.
 
     `delta` (JSONL) and `npz`: recorded sessions, each with its own clock, see workloads/delta.py
     and npz.py. Sessions start at `session_rate`, or all at 0.

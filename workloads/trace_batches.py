@@ -107,6 +107,9 @@ class BatchBuilder:
         columns: dict[str, Any] = {}
         if "priority" in optional:
             columns["priority"] = [priority or 0 for priority in optional["priority"]]
+        for name in ("n", "beam_width"):
+            if name in optional:
+                columns[name] = [1 if count is None else count for count in optional[name]]
         if "session_id" in optional:
             columns["session_id"] = [-1 if s is None else self._sessions(s) for s in optional["session_id"]]
         if "prefix_group" in optional:

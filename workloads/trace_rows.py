@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -10,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.request import Floats, Ints
+from sim.samples import MOST_SEQUENCES
 from workloads.errors import WorkloadError
 from workloads.lengths import MAX_LEN
+from workloads.sampling import ONE_OF_BOTH
 
 LATEST = 1e12  # seconds: later than that, a float has no more milliseconds
 Bools = npt.NDArray[np.bool_]
@@ -141,6 +144,18 @@ def check(
         lambda i: "cache_salt is empty",
         "leave it out, or write null",
     )
+    n, beam_width = (rows.optional.get(name, []) for name in ("n", "beam_width"))
+    for name, numbers in (("n", n), ("beam_width", beam_width)):
+        expect(
+            np.array([one is None or 1 <= one <= MOST_SEQUENCES for one in numbers], np.bool_),
+            functools.partial(_is, name, numbers),
+            f"it must be a whole number from 1 to {MOST_SEQUENCES}",
+        )
+    expect(
+        np.array([1 in both or None in both for both in zip(n, beam_width, strict=False)], np.bool_),
+        lambda i: f"n is {n[i]} and beam_width {beam_width[i]}",
+        ONE_OF_BOTH,
+    )
     items = rows.optional.get("mm", [])
     expect(
         np.array([names is None or len(names) == counts[i] for i, names in enumerate(items)], np.bool_),
@@ -161,6 +176,10 @@ def check(
     if found:
         row, problem = min(found, key=itemgetter(0))
         raise WorkloadError(f"{path}, {layout.place} {rows.line[row]}: {problem}")
+
+
+def _is(name: str, values: Sequence[Any], row: int) -> str:
+    return f"{name} is {values[row]}"
 
 
 def _items_end(rows: Rows, row: int) -> int:

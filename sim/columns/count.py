@@ -58,5 +58,6 @@ history_nodes = 56  # in use, the root among them
 resets_due = 57  # resets of the prefix cache asked for during a step
 num_resets = 58  # that succeeded
 warm_hits = 59  # blocks that first admissions hit and that were cached before the run began
+extra_samples = 60  # that have not ended, beyond one for each request
 
-WIDTH = 60
+WIDTH = 61

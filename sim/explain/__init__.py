@@ -92,6 +92,7 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
 
     from sim.explain.walk import Walk
     from sim.resolve import resolve
+    from sim.samples import samples
     from sim.scenario_file import load
 
     scenario = load(path, overrides)
@@ -118,6 +119,11 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for batch in workload.batches(seed, config.block_size):
+            if (batch.n > 1).any():
+                if workload.concurrency is not None:
+                    raise InputError(f"{path}: explain draws several samples in no closed loop: set n to 1")
+                batch = samples(batch, num_requests).batch  # each is drawn as a request
+                batch = batch._replace(n=np.ones_like(batch.n))
             batches.append(batch)
             num_requests += len(batch.prompt_len)
             if num_requests > MAX_REQUESTS:

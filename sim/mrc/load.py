@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.errors import InputError
-from sim.request import Batch, Floats, Ints, Session
+from sim.request import OWN, Batch, Floats, Ints, Session
+from sim.samples import samples
 from sim.trace.prefix_tree import Runs, add, new_tree
 from workloads import AnyWorkload, Mix, SessionWorkload, Trace
 from workloads.errors import WorkloadWarning, told_by_workload
@@ -34,7 +35,7 @@ class Load(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What one pass over a load leaves: an entry a request but in `runs`."""
+    """What one pass over a load leaves: an entry a request but in `runs`, a sample being one."""
 
     runs: Runs
     arrival: Floats  # seconds
@@ -105,7 +106,22 @@ def contents(load: Load, block_size: int) -> Iterator[tuple[Batch, Ints]]:
 
 
 def _requests(load: Load, block_sizes: Sequence[int]) -> tuple[TraceReader | None, Iterator[Batch]]:
-    """The requests in order of arrival; a trace's reader knows its block once the first have come."""
+    """The requests in order of arrival; a trace's reader knows its block once the first have come.
+
+    Each sample of a request is one, as it is to the engine.
+    """
+    reader, batches = _batches(load, block_sizes)
+    return reader, _with_samples(batches)
+
+
+def _with_samples(batches: Iterator[Batch]) -> Iterator[Batch]:
+    done = 0
+    for batch in batches:
+        yield samples(batch, done).batch if (batch.n > 1).any() else batch
+        done += len(batch.n)
+
+
+def _batches(load: Load, block_sizes: Sequence[int]) -> tuple[TraceReader | None, Iterator[Batch]]:
     workload, seed = load.workload, np.random.SeedSequence(load.seed)
     if isinstance(workload, Trace):
         reader = workload.reader(seed)
@@ -150,8 +166,9 @@ def _counted(load: Load, batch: Batch, reader: TraceReader | None) -> tuple[Batc
             raise InputError(
                 f"--count whole-ids: {load.name} has no ids of blocks; leave the option out for vLLM's rule"
             )
-        batch = batch._replace(segment_len=np.where(batch.segment_id < 0, batch.segment_len, block))
-        computed = (np.diff(batch.segment_start) - 1) * block  # the last segment is the request's own
+        in_file = (batch.segment_id >= 0) & (batch.segment_id < OWN)
+        batch = batch._replace(segment_len=np.where(in_file, block, batch.segment_len))
+        computed = np.diff(np.concatenate([[0], np.cumsum(in_file)])[batch.segment_start]) * block
     elif load.outputs:
         longest = end if load.max_model_len is None else np.minimum(end, load.max_model_len)
         computed = longest - 1  # the last token of an answer is never computed

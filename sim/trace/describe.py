@@ -33,24 +33,26 @@ def describe(
     and how many distinct tokens the requests between used. `seed` draws what the file does not say
     (session starts, a prefix model's groups). progress(requests read) is called now and then.
 
+    A prompt counts once, however many samples or beams of it are asked for; output tokens are of all.
+
     Memory grows with the distinct content and the number of requests. Raises WorkloadError.
     """
     reader = trace.reader(np.random.SeedSequence(seed))
     tree = new_tree(1 << 12)
-    columns: list[tuple[Floats, Ints, Ints]] = []
+    columns: list[tuple[Floats, Ints, Ints, Ints]] = []
     found: list[Runs] = []
     sessions: set[int] = set()
     done = mm_tokens = 0
     for _, batch in reader:
         tree, runs = add(tree, batch, batch.prompt_len + batch.output_len - 1)
-        columns.append((batch.arrival_time, batch.prompt_len, batch.output_len))
+        columns.append((batch.arrival_time, batch.prompt_len, batch.output_len, batch.n * batch.beam_width))
         mm_tokens += _item_tokens(batch, reader)
         found.append(runs)
         sessions.update(np.unique(batch.session_id[batch.session_id >= 0]).tolist())
         done += len(batch.prompt_len)
         if progress is not None:
             progress(done)
-    time, prompt, output = (np.concatenate(column) for column in zip(*columns, strict=True))
+    time, prompt, output, sequences = (np.concatenate(column) for column in zip(*columns, strict=True))
     runs = Runs(*(np.concatenate(column) for column in zip(*found, strict=True)))
     computed = prompt + output - 1  # the last token of an answer is never computed
     distance = blocks_above(runs, computed, 1)
@@ -72,7 +74,8 @@ def describe(
         "prompt_len": _lengths(prompt),
         "output_len": _lengths(output),
         "total_input_tokens": int(prompt.sum()),
-        "total_output_tokens": int(output.sum()),
+        "total_output_tokens": int((output * sequences).sum()),
+        "sequences": int(sequences.sum()),
         "mm_items": reader.num_items,
         "distinct_mm_items": len(reader.contents.items),
         "mm_tokens": mm_tokens,
@@ -88,7 +91,7 @@ def describe(
         "reuse_distance_tokens": _quantiles(distance, tokens),
         "skipped": reader.skipped.count,
         "first_skipped": reader.skipped.first,
-        "notes": _notes(reader, block_sizes),
+        "notes": [*_notes(reader, block_sizes), *_note_of_sequences(sequences)],
     }
 
 
@@ -126,6 +129,16 @@ def _quantiles(values: npt.NDArray[Any], weights: Ints) -> dict[str, float] | No
         name: float(values[order[np.searchsorted(upto, max(share * total, 1))]])
         for name, share in QUANTILES.items()
     }
+
+
+def _note_of_sequences(sequences: Ints) -> list[str]:
+    several = int((sequences > 1).sum())
+    if several == 0:
+        return []
+    return [
+        f"{several} requests ask for several answers or beams (n, beam_width): each prompt counts once here,"
+        " and an engine looks it up once for each of n"
+    ]
 
 
 def unknowns(reader: TraceReader, block_sizes: Sequence[int]) -> list[str]:
