@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sim.core import EngineConfig
 from sim.cost import StepCost, linear_cost
-from sim.engine import INT_FIELDS, Records
+from sim.engine import INT_FIELDS, LOOKED_UP, Records
 from sim.request import Batch, Session, make_batch
 from sim.simulate import simulate
 from sim.totals import Totals
@@ -140,17 +140,19 @@ def check_invariants(result: Run, config: EngineConfig, sent: int) -> None:
     ):
         assert (served[earlier] <= served[later]).all(), f"{earlier} <= {later}"
     assert (served["finish_time"] <= totals.last_time).all()
-    hits = served["num_cached_tokens"]
+    hits, n = served["num_cached_tokens"], served["n"]
     assert (hits % config.block_size == 0).all() and (hits >= 0).all()
     assert (hits <= served["prompt_len"] - 1).all()
-    assert totals.prefix_cache_hits == hits.sum()
-    assert totals.prefix_cache_queries == served["prompt_len"].sum()
-    assert totals.num_admissions == len(hits)
+    assert totals.prefix_cache_hits == served["prefix_cache_hits"].sum()
+    assert (served["prefix_cache_hits"] >= hits).all()
+    assert (served["prefix_cache_queries"] == n * served["prompt_len"]).all()
+    assert totals.prefix_cache_queries == served["prefix_cache_queries"].sum()
+    assert totals.num_admissions == n.sum()
     assert totals.num_preemptions == served["num_preemptions"].sum()
     # async: a preempted request whose last token was in flight ends without another admission
     ended_waiting = totals.num_preemptions - totals.num_readmissions
-    assert 0 <= ended_waiting <= (len(hits) if config.async_scheduling else 0)
-    assert totals.itl_count == (served["output_len"] - 1).sum() == totals.itl_histogram.sum()
+    assert 0 <= ended_waiting <= (n.sum() if config.async_scheduling else 0)
+    assert totals.itl_count == (n * (served["output_len"] - 1)).sum() == totals.itl_histogram.sum()
     assert totals.max_blocks_used <= config.num_gpu_blocks - 1
     refused = records["refused"] == 1
-    assert all((records[name][refused] == 0).all() for name in INT_FIELDS[5:])
+    assert all((records[name][refused] == 0).all() for name in (*INT_FIELDS[7:], *LOOKED_UP))

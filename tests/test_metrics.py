@@ -59,7 +59,7 @@ def make_chunk(
     n = len(arrival)
     whole = {"prompt_len": prompt, "output_len": output, "refused": refused, "num_cached_tokens": 32}
     whole |= {"session_id": -1, "tenant": -1, "prefix_group": 0, "num_preemptions": 0}
-    whole |= {"num_evictions": 0, "replica": 0}
+    whole |= {"num_evictions": 0, "replica": 0, "n": 1, "beam_width": 1}
     chunk: dict[str, Any] = {name: np.broadcast_to(np.int64(value), n) for name, value in whole.items()}
     times = {
         "arrival_time": arrival,
@@ -84,7 +84,12 @@ def random_chunk(n: int, seed: int = 0) -> dict[str, Any]:
 def closed(*chunks: dict[str, Any], path: Path | None = None) -> Records:
     records = Records(path)
     for chunk in chunks:
-        records.append(chunk)
+        ran = chunk["refused"] == 0
+        looked_up = {
+            "prefix_cache_queries": ran * chunk["prompt_len"],
+            "prefix_cache_hits": ran * chunk["num_cached_tokens"],
+        }
+        records.append(chunk | looked_up)
     records.close()
     return records
 

@@ -47,11 +47,11 @@ def judged(changes: Changes, refused: Sequence[int] = ()) -> Saturation:
     for name, (requests, values) in changes.items():
         columns[name][list(requests)] = values
     names = ("request_id", "session_id", "tenant", "prefix_group", "num_cached_tokens", "num_preemptions",
-             "num_evictions", "replica")  # fmt: skip
+             "num_evictions", "replica", "prefix_cache_queries", "prefix_cache_hits")  # fmt: skip
     columns |= {name: np.zeros(100, np.int64) for name in (*names, "refused")}
     columns["refused"][list(refused)] = 1
     records = Records()
-    records.append({**columns, "output_len": np.ones(100, np.int64)})
+    records.append(columns | {name: np.ones(100, np.int64) for name in ("output_len", "n", "beam_width")})
     records.close()
     return saturation(records, 0.0, 99.0)
 
