@@ -47,6 +47,15 @@ def new_tables(seats: int, width: int, table_len: int, num_gpu_blocks: int) -> B
     )
 
 
+def widened_tables(tables: BlockTables, width: int) -> BlockTables:
+    """The same tables with room for `width` sequences a group; modifies nothing."""
+    old = len(tables.children)
+    seats, table_len = len(tables.rows) // old, tables.rows.shape[1]
+    rows = np.zeros((seats, width, table_len), np.int64)
+    rows[:, :old] = tables.rows.reshape(seats, old, table_len)
+    return tables._replace(rows=rows.reshape(-1, table_len), children=np.zeros(width, np.int64))
+
+
 @verb
 def unref(pool: BlockPool, block: int) -> None:
     """Drop one reference; a block without any goes to the head of the free queue (BlockAllocator.free)."""

@@ -196,7 +196,7 @@ class Engine:
         chunk["refused"] = np.zeros(n, np.int64)
         chunk["replica"] = np.full(n, self.replica)
         chunk |= {name: floats[:, i] for i, name in enumerate(FLOAT_FIELDS)}
-        if not self.arena.groups:
+        if not self.arena.kind.groups:
             chunk = self.samples.joined(chunk)
         self.num_done += len(chunk["n"])
         if self.progress is not None:
