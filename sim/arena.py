@@ -100,9 +100,12 @@ class Arena:
         requests[R.edge, slots] = 1
         if config.residency:
             requests[R.owner, slots] = self._number_owners(batch)
-        longest = np.minimum(batch.prompt_len + batch.output_len, config.max_model_len)
-        blocks_needed = (longest - 1 + config.block_size - 1) // config.block_size
+        blocks_needed = self.kind.blocks_needed(batch, config)
         refused = (batch.prompt_len >= config.max_model_len) | (blocks_needed > config.num_gpu_blocks - 1)
+        if self.kind.groups:
+            width = (batch.n * batch.beam_width)[~refused].max(initial=1)
+            for state in self.states:
+                state.widen(int(width))
         requests[R.status, slots] = np.where(refused, REFUSED, WAITING)
         if number is not None:
             self.has_samples = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sim._jit import hot, inlined
 from sim.blocks import FREE
-from sim.caches import extend, is_still_blocked, num_sequences, unblocks
+from sim.caches import extend, is_still_blocked, num_sequences, runs_decodes, unblocks
 from sim.columns import K, Q, R, T, W
 from sim.core import Core
 from sim.cost import StepCost, cpu_time, gpu_time
@@ -34,7 +34,7 @@ def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_rea
     running = core.queues[Q.running]
     due = core.queues[Q.due]  # by place in the running list: the step at which it meets its edge
     n = count[K.num_running]
-    if n == 0 or n > core.config.max_num_batched_tokens:
+    if not runs_decodes(core) or n == 0 or n > core.config.max_num_batched_tokens:
         return now
     waits = count[K.num_waiting] > 0 and n < core.config.max_num_seqs
     if waits and core.config.max_loras > 0:

@@ -148,6 +148,12 @@ class Scenario(Section):
             raise ValueError(": ".join(why))
         return data
 
+    @model_validator(mode="after")
+    def _cache_can_do_it(self) -> Scenario:
+        if (why := self.cache.misfit(self)) is not None:
+            raise ValueError(why)
+        return self
+
     @model_serializer(mode="wrap")
     def _as_written(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = serialize(self)

@@ -11,6 +11,7 @@ from sim.caches import (
     allocate_slots,
     choose_victim,
     computed_when_scheduled,
+    cut_chunk,
     extend,
     get_computed_tokens,
     is_still_blocked,
@@ -88,6 +89,7 @@ def schedule_running(core: Core, step: int) -> int:
         if 0 < threshold < num_new:
             num_new = threshold
         width = num_sequences(core, slot, computed)
+        num_new = cut_chunk(core, slot, computed, num_new)
         num_new = min(num_new, budget // width, config.max_model_len - computed - 1)
         if num_new <= 0:
             index += 1
@@ -184,7 +186,7 @@ def schedule_waiting(core: Core, step: int) -> bool:
         width = num_sequences(core, slot, num_hit)
         if width > count[K.admitting_budget]:
             break
-        num_new = min(num_new, count[K.admitting_budget] // width)
+        num_new = min(cut_chunk(core, slot, num_hit, num_new), count[K.admitting_budget] // width)
         if not allocate_slots(core, slot, num_new, num_hit):
             note_blocked(core, slot, num_hit)
             break  # Scheduler.schedule: nobody overtakes a blocked head

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sim.equip import equipped
 from sim.errors import InputError, Livelock
 from sim.groups import breakdowns
 from sim.metrics import Slo, summarize
@@ -89,7 +90,7 @@ def run(
     from sim.warm_start import COLD, after, check_savable, loaded, primed, saved, warm_start
 
     cost = resolved.step_time.cost
-    caching = resolved.config.enable_prefix_caching
+    caching = resolved.config.enable_prefix_caching and scenario.cache.looks_up
     config = resolved.config._replace(token_fates=caching, residency=caching)
     if save_cache:
         check_savable(scenario)
@@ -104,6 +105,7 @@ def run(
         records.append(chunk)
 
     seed = np.random.SeedSequence(scenario.seed)
+    kind, assumed_of_cache = equipped(resolved, seed)
     stops: dict[str, Any] = {}
     if recorder is not None:
         stops = {"horizon": recorder.horizon, "observe": recorder.observe}
@@ -130,7 +132,7 @@ def run(
                 ),
                 config,
                 cost,
-                kind=scenario.cache,
+                kind=kind,
                 concurrency=workload.concurrency,
                 think_times=think_times(workload, seed),
                 reset_prefix_cache=scenario.reset_prefix_cache,
@@ -147,6 +149,8 @@ def run(
         slo = Slo(**scenario.slo.model_dump()) if scenario.slo else None
         counted = totals if scenario.measure_from is None else measured(totals, records)
         figures = summarize(records, counted, config, slo, cost)
+        if len(counted.cache_sums):
+            figures |= kind.module.figures(counted.cache_sums)
         if scenario.measure_from is not None:
             figures |= effect(totals, records)
         figures |= warm_start(start, totals, config)
@@ -166,6 +170,7 @@ def run(
     outside = domain_warnings(totals.steps_outside, totals.num_steps, cost)
     num_requests = records.num_rows + records.num_left_out
     assumed = with_share_on_kappa(resolved.assumed, tally.over_context, num_requests, cost)
+    assumed = [*assumed, *assumed_of_cache]
     notes = [*resolved.step_time.warnings, *outside, *told, *start.notes]
     notes += _notes(scenario, config, tally, num_requests, totals)
     if asked := len(scenario.reset_prefix_cache):

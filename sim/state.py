@@ -74,6 +74,9 @@ class State:
             clock=clock,
             cache=self.arena.kind.module.new_cache(self.arena.kind, config),
         )
+        begin = getattr(self.arena.kind.module, "begin", None)
+        if begin is not None:
+            begin(self.core.cache, self.core.pool, self.core.tree)
         self.arena.states.append(self)
 
     def share(self) -> None:
@@ -94,6 +97,12 @@ class State:
             larger = np.zeros(2 * num_owners, np.int64)
             larger[:have] = pool.evicted_from
             self.core = self.core._replace(pool=pool._replace(evicted_from=larger))
+
+    def widen(self, width: int) -> None:
+        """Make room for groups of `width` sequences, where the cache keeps a table of each."""
+        widened = getattr(self.arena.kind.module, "widened", None)
+        if widened is not None:
+            self.core = self.core._replace(cache=widened(self.core.cache, width))
 
     def grow(self) -> None:
         """Make room after NO_ROOM: in the history if the next request needs it there, else in the tree."""

@@ -34,11 +34,11 @@ def update_after_schedule(core: Core, step: int) -> int:
             decodes += width
             decode_kv += width * (computed + 1)
         else:
-            prefills += 1
-            tokens += num_new
-            squares += num_new * num_new
-            cross += num_new * computed
-            context += computed
+            prefills += width
+            tokens += width * num_new
+            squares += width * (num_new * num_new)
+            cross += width * (num_new * computed)
+            context += width * computed
         computed += num_new
         requests[R.num_computed, slot] = computed
         requests[R.in_flight, slot] += num_new

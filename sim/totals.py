@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sim.arena import Owner
 from sim.blocks import EVICTIONS
 from sim.columns import K, W
 from sim.core import Core
 from sim.domain import StepsOutside, steps_outside
-from sim.request import Ints
+from sim.request import Floats, Ints
 from sim.timeseries import Samples, samples_of, summed
 
 LARGEST = ("max_num_running", "max_blocks_used", "last_time")  # of one engine; all else is summed
@@ -49,6 +51,7 @@ class Totals(NamedTuple):
     steps_outside: StepsOutside
     durations: Ints  # of blocks and gaps, see sim/residency.py; of no bins: not kept
     evicted_from: dict[Owner, int]  # evictions by the owner of the block
+    cache_sums: Floats  # what only this cache adds up, see its `figures`; of no length: nothing
     warm_up: Totals | None = None  # the same sums at `measure_from`
     replicas: tuple[Totals, ...] = ()  # those of each engine, of several
 
@@ -90,6 +93,7 @@ def totals_of(core: Core, owners: Iterable[Owner]) -> Totals:
         steps_outside=steps_outside(core),
         durations=core.pool.durations.copy(),
         evicted_from=dict(sorted(zip(owners, core.pool.evicted_from.tolist(), strict=False))),
+        cache_sums=np.array(getattr(core.cache, "sums", ()), np.float64),
     )
 
 

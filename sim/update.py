@@ -6,7 +6,7 @@ Mirrors v1/core/sched/scheduler.Scheduler.update_from_output and AsyncScheduler'
 from __future__ import annotations
 
 from sim._jit import hot, verb
-from sim.caches import after_step, computed_when_scheduled, free, leave_seat
+from sim.caches import after_step, computed_when_scheduled, free, leave_seat, num_sequences
 from sim.columns import K, Q, R, S, T, W
 from sim.core import RUNNING, VACANT, Core
 from sim.fates import MISSES
@@ -26,7 +26,7 @@ def update_from_output(core: Core, step: int) -> None:
     count = core.count
     now = core.clock[W.now]
     before = core.clock[W.last_update]
-    in_rhythm = 0  # requests whose previous token came with the previous step
+    in_rhythm = 0  # sequences whose previous token came with the previous step
     ended = False
     for i in range(count[K.step_size + step]):
         slot = core.steps[S.slot, step, i]
@@ -46,12 +46,13 @@ def update_from_output(core: Core, step: int) -> None:
         num_tokens = requests[R.num_tokens, slot] + 1
         requests[R.num_tokens, slot] = num_tokens
         num_outputs = num_tokens - requests[R.prompt_len, slot]
+        width = num_sequences(core, slot, requests[R.num_computed, slot])
         if num_outputs == 1:
             core.times[T.first_token_time, slot] = now
         elif core.times[T.last_token_time, slot] == before:
-            in_rhythm += 1
+            in_rhythm += width
         else:
-            add_latencies(core, now - core.times[T.last_token_time, slot], 1)
+            add_latencies(core, now - core.times[T.last_token_time, slot], width)
         core.times[T.last_token_time, slot] = now
         if core.config.async_scheduling and not stale and requests[R.placeholders, slot] > 0:
             requests[R.placeholders, slot] -= 1

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from sim.request import Batch
+from sim.request import Batch, Ints
 
 MOST_REQUESTS = 2**31 - 1  # of one workload
 
@@ -44,6 +44,10 @@ class Workload(Spec):
     def tenant_names(self) -> tuple[str, ...]:
         """The names of the tenants by number; empty where no request has one."""
         return ()
+
+    def group_prefixes(self, seed: np.random.SeedSequence) -> Ints | None:
+        """The tokens that all requests of each prefix group begin with; None: nobody knows them ahead."""
+        return None
 
     @abstractmethod
     def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:

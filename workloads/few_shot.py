@@ -51,26 +51,39 @@ class FewShot(Workload, Arrivals, Sampling, GroupPopularity):
     def expected_requests(self) -> int:
         return self.num_requests
 
+    def group_prefixes(self, seed: np.random.SeedSequence) -> Ints | None:
+        if self.num_groups is None:
+            return None
+        examples = self._example_lengths(seed)[self._examples_of_groups(seed, self.num_groups)]
+        return np.asarray(self.system_prompt_len + examples.sum(axis=1))
+
     def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
-        lengths = self.example_len.draw(pool_generator(seed, Stream.EXAMPLE_LEN), self.num_examples)
         questions, outputs = generator(seed, Stream.SUFFIX_LEN), generator(seed, Stream.OUTPUT_LEN)
         yield from pooled_batches(
             self.arrival_times(seed, chunk_counts(self.num_requests, self.chunk_size)),
             self._examples(seed),
-            item_len=lengths,
+            item_len=self._example_lengths(seed),
             system_prompt_len=self.system_prompt_len,
             draw_question=lambda n: self.question_len.draw(questions, n),
             draw_output=lambda n: self.output_len.draw(outputs, n),
             **self.sequences,
         )
 
+    def _example_lengths(self, seed: np.random.SeedSequence) -> Ints:
+        return self.example_len.draw(pool_generator(seed, Stream.EXAMPLE_LEN), self.num_examples)
+
+    def _examples_of_groups(self, seed: np.random.SeedSequence, num_groups: int) -> Ints:
+        """Return each group's row of example numbers."""
+        bounds, rng = zipf_bounds(self.num_examples, 0), pool_generator(seed, Stream.EXAMPLES)
+        return draw_distinct(rng, bounds, num_groups, self.examples_per_request)
+
     def _examples(self, seed: np.random.SeedSequence) -> Callable[[int], tuple[Ints, Ints]]:
         """Return the function that draws n requests' groups (-1: none) and rows of example numbers."""
-        k, bounds = self.examples_per_request, zipf_bounds(self.num_examples, 0)
         if self.num_groups is None:
+            k, bounds = self.examples_per_request, zipf_bounds(self.num_examples, 0)
             rng = generator(seed, Stream.EXAMPLES)
             return lambda n: (np.full(n, -1), draw_distinct(rng, bounds, n, k))
-        of_group = draw_distinct(pool_generator(seed, Stream.EXAMPLES), bounds, self.num_groups, k)
+        of_group = self._examples_of_groups(seed, self.num_groups)
         draw_groups = self.groups(generator(seed, Stream.GROUPS), self.num_groups)
 
         def draw(n: int) -> tuple[Ints, Ints]:

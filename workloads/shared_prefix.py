@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from sim.request import Batch
+from sim.request import Batch, Ints
 from workloads.arrivals import Arrivals
 from workloads.base import MOST_REQUESTS, Workload
 from workloads.content import chunk_counts, prefixed_batch
@@ -57,9 +57,12 @@ class SharedPrefix(Workload, Arrivals, Sampling, GroupPopularity):
     def expected_requests(self) -> int:
         return self.num_requests
 
+    def group_prefixes(self, seed: np.random.SeedSequence) -> Ints:
+        return self.prefix_len.draw(pool_generator(seed, Stream.PREFIX_LEN), self.num_groups)
+
     def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:
         draw_groups = self.groups(generator(seed, Stream.GROUPS), self.num_groups)
-        prefixes = self.prefix_len.draw(pool_generator(seed, Stream.PREFIX_LEN), self.num_groups)
+        prefixes = self.group_prefixes(seed)
         suffixes, outputs = generator(seed, Stream.SUFFIX_LEN), generator(seed, Stream.OUTPUT_LEN)
         prompts = generator(seed, Stream.PROMPTS)
         questions = self.suffix_len.draw(suffixes, self.num_prompts)

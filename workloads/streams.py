@@ -31,6 +31,7 @@ class Stream(IntEnum):
     PAUSES = 16
     ROUTER = 17
     PROMPTS = 18
+    BEAMS = 19
 
 
 def stream_seed(seed: np.random.SeedSequence, stream: Stream) -> np.random.SeedSequence:

@@ -131,6 +131,18 @@ def num_sequences(core: Core, slot: int, num_computed: int) -> int:
 
 
 @per_cache
+def cut_chunk(core: Core, slot: int, num_computed: int, num_new_tokens: int) -> int:
+    """How many of a request's next tokens one step may compute, the budget aside."""
+    return num_new_tokens
+
+
+@per_cache
+def runs_decodes(core: Core) -> bool:
+    """Whether steps of decodes may be taken many at a time, with a look at the cache at edges only."""
+    return True
+
+
+@per_cache
 def transfer_time(core: Core) -> float:
     """Seconds by which what was copied for the step being scheduled prolongs it."""
     return 0.0

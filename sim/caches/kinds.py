@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, SerializerFunctionWrapHandler, model_serializer
+import numpy as np
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from sim.section import Section
+
+if TYPE_CHECKING:
+    from sim.core import EngineConfig
+    from sim.request import Batch, Ints
+    from sim.scenario import Scenario
 
 
 class CacheKind(Section):
     """A way to share KV. Written as its name where all options have their defaults."""
 
     kind: str = ""
-
+    looks_up: ClassVar[bool] = True  # whether it searches for prefixes that are cached
     groups: ClassVar[bool] = False  # whether all sequences of a request are one to the engine
 
     @model_serializer(mode="wrap")
@@ -32,6 +38,15 @@ class CacheKind(Section):
         """The file that has its verbs."""
         return importlib.import_module(f"sim.caches.{self.kind}")
 
+    def misfit(self, scenario: Scenario) -> str | None:
+        """What of a scenario this cache cannot do, and the remedy; None: it can do all."""
+        return None
+
+    def blocks_needed(self, batch: Batch, config: EngineConfig) -> Ints:
+        """The blocks that each request needs to run to its end, alone in the pool."""
+        tokens = np.minimum(batch.prompt_len + batch.output_len, config.max_model_len) - 1
+        return np.asarray(-(-tokens // config.block_size))
+
 
 class ApcKind(CacheKind):
     """vLLM V1's Automatic Prefix Caching."""
@@ -39,7 +54,67 @@ class ApcKind(CacheKind):
     kind: Literal["apc"] = "apc"
 
 
-KINDS: tuple[type[CacheKind], ...] = (ApcKind,)
+class PagedKind(CacheKind):
+    """PagedAttention of 2023: block tables with copy-on-write, groups of sequences, reserved prefixes."""
+
+    kind: Literal["paged"] = "paged"
+    looks_up: ClassVar[bool] = False
+    groups: ClassVar[bool] = True
+    preemption_mode: Literal["recompute", "swap"] | None = Field(
+        None, description="of a preempted group's KV; none: swapped where it has several sequences"
+    )
+    reserve_prefixes: bool = Field(
+        False, description="blocks hold the KV of the workload's prefix groups before the run begins"
+    )
+
+    def misfit(self, scenario: Scenario) -> str | None:
+        engine = scenario.engine
+        if engine.async_scheduling:
+            return "cache: paged schedules step by step, as vLLM 0.2: set engine.async_scheduling to false"
+        if engine.scheduling_policy != "fcfs":
+            return "cache: paged knows no priorities, as vLLM 0.2: set engine.scheduling_policy to fcfs"
+        if engine.max_loras is not None:
+            return "cache: paged knows no places for adapters, as vLLM 0.2: leave engine.max_loras out"
+        if scenario.prime is not None or scenario.reset_prefix_cache:
+            what = "prime" if scenario.prime is not None else "reset_prefix_cache"
+            return f"cache: paged keeps no KV of ended requests, so {what} has no effect: leave it out"
+        return None
+
+    def blocks_needed(self, batch: Batch, config: EngineConfig) -> Ints:
+        """With what an append, or a return after preemption, asks for; too many sequences fit nowhere."""
+        width = batch.n * batch.beam_width
+        tokens = np.minimum(batch.prompt_len + batch.output_len, config.max_model_len) - 1
+        shared = batch.prompt_len // config.block_size
+        spare = int(config.watermark * config.num_gpu_blocks)
+
+        def grown(tokens: Ints) -> Ints:
+            return np.asarray(shared + width * (-(-tokens // config.block_size) - shared))
+
+        swapped = (width > 1) if self.preemption_mode is None else (self.preemption_mode == "swap")
+        back = np.where(swapped, grown(tokens - 1) + width, grown(tokens)) + spare
+        needed = np.maximum(grown(tokens - 1) + width, back)
+        return np.where(width > min(config.max_num_seqs, config.max_num_batched_tokens), 2**62, needed)
+
+
+class EquippedPaged(PagedKind):
+    """The same with what a run knows of its machine and its load: no scenario can say this."""
+
+    prefix_lens: tuple[int, ...] = ()  # tokens reserved for each prefix group
+    copy_seconds: float = 0.0  # of a block, within the GPU's memory
+    swap_seconds: float = 0.0  # of a block, between GPU and host
+    seed: int = 0  # of the parents that beams draw, below 2**32
+
+    def blocks_needed(self, batch: Batch, config: EngineConfig) -> Ints:
+        """With the blocks that are reserved, those of its own prefix once."""
+        lens = np.array([*self.prefix_lens, 0], np.int64)  # the last: of no group
+        known = (batch.prefix_group >= 0) & (batch.prefix_group < len(self.prefix_lens))
+        hit = lens[np.where(known & (batch.namespace == 0), batch.prefix_group, -1)]
+        own = np.minimum(hit, batch.prompt_len - 1) // config.block_size
+        reserved = int((-(-lens // config.block_size)).sum())
+        return np.asarray(super().blocks_needed(batch, config) + reserved - own)
+
+
+KINDS: tuple[type[CacheKind], ...] = (ApcKind, PagedKind)
 APC = ApcKind()
 
 
@@ -47,4 +122,6 @@ def _by_name(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-AnyCache = Annotated[ApcKind, BeforeValidator(_by_name)]
+AnyCache = Annotated[
+    Annotated[ApcKind | PagedKind, Field(discriminator="kind")], BeforeValidator(_by_name)
+]
