@@ -20,28 +20,29 @@ from sim.request import Ints
 
 NONE = -1
 ORDER, NEXT, PREV = range(3)  # rows of Buddy.chunks
-WIDTH = 3
+HEAD, COUNT = range(2)  # rows of Buddy.sizes
 
 
 class Buddy(NamedTuple):
     """A memory, and what of it is free."""
 
     chunks: Ints  # [row, unit]: of a free chunk that starts there its order, else NONE; its list
-    heads: Ints  # [order]: the first free chunk of 2**order units, or NONE
-    free: Ints  # [0]: how many units are free
+    sizes: Ints  # [row, order]: the first free chunk of 2**order units, or NONE; how many there are
 
 
 def new_buddy(num_units: int) -> Buddy:
     """A memory of `num_units` free units."""
-    chunks = np.full((WIDTH, num_units), NONE, np.int64)
-    heads = np.full(max(1, num_units.bit_length()), NONE, np.int64)
+    chunks = np.full((3, num_units), NONE, np.int64)
+    sizes = np.zeros((2, num_units.bit_length()), np.int64)
+    sizes[HEAD] = NONE
     start = 0
     for order in reversed(range(num_units.bit_length())):
         if num_units >> order & 1:
             chunks[ORDER, start] = order
-            heads[order] = start
+            sizes[HEAD, order] = start
+            sizes[COUNT, order] = 1
             start += 1 << order
-    return Buddy(chunks, heads, np.array([num_units], np.int64))
+    return Buddy(chunks, sizes)
 
 
 @verb
@@ -54,26 +55,33 @@ def order_of(size: int) -> int:
 
 
 @verb
+def can_allocate(buddy: Buddy, order: int, number: int) -> bool:
+    """Whether so many regions of 2**order units can be taken, one after the other."""
+    room = 0
+    for size in range(order, buddy.sizes.shape[1]):
+        room += buddy.sizes[COUNT, size] << (size - order)
+    return room >= number
+
+
+@verb
 def allocate(buddy: Buddy, order: int) -> int:
     """Take a region of 2**order units; its first unit, or NONE, unchanged, if no free chunk holds it."""
     size = order
-    while size < len(buddy.heads) and buddy.heads[size] == NONE:
+    while size < buddy.sizes.shape[1] and buddy.sizes[COUNT, size] == 0:
         size += 1
-    if size >= len(buddy.heads):
+    if size >= buddy.sizes.shape[1]:
         return NONE
-    start: int = buddy.heads[size]
+    start: int = buddy.sizes[HEAD, size]
     unlink(buddy, start, size)
     while size > order:
         size -= 1
         push(buddy, start + (1 << size), size)
-    buddy.free[0] -= 1 << order
     return start
 
 
 @verb
 def release(buddy: Buddy, start: int, order: int) -> None:
     """Give back the region of 2**order units at `start`, which `allocate` gave, and join free buddies."""
-    buddy.free[0] += 1 << order
     while True:
         other = start ^ (1 << order)
         if other >= buddy.chunks.shape[1] or buddy.chunks[ORDER, other] != order:
@@ -87,13 +95,14 @@ def release(buddy: Buddy, start: int, order: int) -> None:
 @verb
 def push(buddy: Buddy, start: int, order: int) -> None:
     """Put a free chunk first in the list of its size."""
-    head = buddy.heads[order]
+    head = buddy.sizes[HEAD, order]
     buddy.chunks[ORDER, start] = order
     buddy.chunks[NEXT, start] = head
     buddy.chunks[PREV, start] = NONE
     if head != NONE:
         buddy.chunks[PREV, head] = start
-    buddy.heads[order] = start
+    buddy.sizes[HEAD, order] = start
+    buddy.sizes[COUNT, order] += 1
 
 
 @verb
@@ -102,8 +111,9 @@ def unlink(buddy: Buddy, start: int, order: int) -> None:
     before = buddy.chunks[PREV, start]
     after = buddy.chunks[NEXT, start]
     buddy.chunks[ORDER, start] = NONE
+    buddy.sizes[COUNT, order] -= 1
     if before == NONE:
-        buddy.heads[order] = after
+        buddy.sizes[HEAD, order] = after
     else:
         buddy.chunks[NEXT, before] = after
     if after != NONE:

@@ -12,6 +12,7 @@ from sim._jit import entry
 from sim.buddy import NEXT, NONE, ORDER, PREV, Buddy, new_buddy
 
 allocate = entry(buddy.allocate)
+can_allocate = entry(buddy.can_allocate)
 release = entry(buddy.release)
 order_of = entry(buddy.order_of)
 
@@ -19,13 +20,15 @@ order_of = entry(buddy.order_of)
 def chunks(memory: Buddy) -> dict[int, int]:
     """The free chunks, order by start, as the lists have them; the lists must be whole."""
     found: dict[int, int] = {}
-    for order, head in enumerate(memory.heads.tolist()):
+    for order, (head, count) in enumerate(memory.sizes.T.tolist()):
         before, start = NONE, head
         while start != NONE:
             assert start not in found and memory.chunks[ORDER, start] == order
             assert memory.chunks[PREV, start] == before
             found[start] = order
+            count -= 1
             before, start = start, int(memory.chunks[NEXT, start])
+        assert count == 0
     assert (memory.chunks[ORDER] != NONE).sum() == len(found)
     return found
 
@@ -67,6 +70,9 @@ class Machine(RuleBasedStateMachine):
         assert size <= 1 << order < 2 * size
         free = largest_free(self.num_units, self.taken())
         fitting = [(of, start) for start, of in free.items() if of >= order]
+        regions = sum(1 << (of - order) for of, _ in fitting)
+        assert can_allocate(self.memory, order, regions)
+        assert not can_allocate(self.memory, order, regions + 1)
         start = allocate(self.memory, order)
         if not fitting:
             assert start == NONE
@@ -85,7 +91,6 @@ class Machine(RuleBasedStateMachine):
         taken = self.taken()
         assert all(0 <= unit < self.num_units for unit in taken)
         assert chunks(self.memory) == largest_free(self.num_units, taken)
-        assert self.memory.free[0] == self.num_units - len(taken)
 
 
 def test_against_the_model() -> None:
@@ -115,7 +120,8 @@ def test_seven_regions_of_2048_fit_as_the_paper_counts() -> None:
     memory = new_buddy(15_728)
     starts = [allocate(memory, 11) for _ in range(8)]
     assert sorted(starts[:7]) == list(range(0, 7 * 2048, 2048)) and starts[7] == NONE
-    assert round(100 * memory.free[0] / 15_728, 1) == 8.9
+    free = sum(1 << order for order in chunks(memory).values())
+    assert round(100 * free / 15_728, 1) == 8.9
 
 
 def test_the_chunk_freed_last_is_taken_first() -> None:
