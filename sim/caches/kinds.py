@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from sim.section import Section
+
+RESERVATIONS = ("oracle", "pow2", "max")
 
 
 class CacheKind(Section):
     """A way to share KV. Written as its name where all options have their defaults."""
 
     kind: str = ""
+    looks_up: ClassVar[bool] = True  # whether it searches for prefixes that are cached
 
     @model_serializer(mode="wrap")
     def _short(self, serialize: SerializerFunctionWrapHandler) -> str | dict[str, Any]:
@@ -37,7 +40,17 @@ class ApcKind(CacheKind):
     kind: Literal["apc"] = "apc"
 
 
-KINDS: tuple[type[CacheKind], ...] = (ApcKind,)
+class ContiguousKind(CacheKind):
+    """One region of adjacent blocks for each request, by buddy allocation, as Orca's baseline has it."""
+
+    kind: Literal["contiguous"] = "contiguous"
+    looks_up: ClassVar[bool] = False
+    reservation: Literal["oracle", "pow2", "max"] = Field(
+        "oracle", description="output tokens it holds room for: the true number, the next power of two, all"
+    )
+
+
+KINDS: tuple[type[CacheKind], ...] = (ApcKind, ContiguousKind)
 APC = ApcKind()
 
 
@@ -45,4 +58,6 @@ def _by_name(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-AnyCache = Annotated[ApcKind, BeforeValidator(_by_name)]
+AnyCache = Annotated[
+    Annotated[ApcKind | ContiguousKind, Field(discriminator="kind")], BeforeValidator(_by_name)
+]

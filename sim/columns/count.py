@@ -58,5 +58,13 @@ history_nodes = 56  # in use, the root among them
 resets_due = 57  # resets of the prefix cache asked for during a step
 num_resets = 58  # that succeeded
 warm_hits = 59  # blocks that first admissions hit and that were cached before the run began
+head_refused = 60  # whether the last step's waiting queue found too little memory
+slots_held = 61  # of all running requests, see sim/memory_states.py
+slots_wanted = 62
+slots_never_filled = 63
+fullest_token_states = 64  # slots in the step with most of them
+fullest_reserved = 65
+fullest_internal = 66
+fullest_external = 67
 
-WIDTH = 60
+WIDTH = 68

@@ -1,4 +1,4 @@
-"""The experiments of the PagedAttention paper (Kwon et al., SOSP 2023) as scenarios, beside what it published.
+"""The experiments of the PagedAttention paper (Kwon et al., SOSP 2023), beside what it published.
 
-`python -m sim.paper` runs scenarios/paper, compares, and writes results/paper.md with its tables and figures.
+`python -m sim.paper` runs scenarios/paper and writes results/paper.md with its tables and figures.
 """

@@ -1,0 +1,127 @@
+"""One contiguous region of memory for each request, as Orca keeps KV: nothing is shared.
+
+Orca's code is not public; this is the baseline of the PagedAttention paper (section 6.1, and the
+BuddyBlockSpaceManager of its authors' experiments): a buddy allocator gives a request, when it is
+admitted, room for its prompt and for as many output tokens as the reservation says, in whole blocks and
+rounded up to a power of two of them, and takes the region back at its end.
+
+- oracle: the true length of the answer, which no system knows;
+- pow2: that length rounded up to a power of two;
+- max: all that max_model_len leaves.
+
+Requests are admitted first come, first served: one that does not fit waits, and so do those behind it.
+None outgrows its region, so none is preempted, and the watermark has no meaning here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sim._jit import verb
+from sim.blocks import FREE
+from sim.buddy import Buddy, allocate, can_allocate, new_buddy, order_of, release
+from sim.caches.kinds import RESERVATIONS, ContiguousKind
+from sim.columns import R
+from sim.core import Core, EngineConfig
+from sim.request import Ints
+
+ORACLE, POW2, MAX = range(3)
+BLOCKED, RELEASES = range(2)  # Contiguous.count
+NEVER = 1 << 62
+
+
+class Contiguous(NamedTuple):
+    """The memory, in blocks, and who has which region of it."""
+
+    buddy: Buddy
+    starts: Ints  # [seat]: the first block of its region
+    orders: Ints  # [seat]: the region has 2**order blocks
+    count: Ints  # type: ignore[assignment]  # the request refused last, -1: none, and regions given back since
+    reservation: int  # of RESERVATIONS, by number
+
+
+def new_cache(kind: ContiguousKind, config: EngineConfig) -> Contiguous:
+    """An empty memory of all blocks but the null block."""
+    seats = config.max_num_seqs + 1
+    return Contiguous(
+        buddy=new_buddy(config.num_gpu_blocks - 1),
+        starts=np.zeros(seats, np.int64),
+        orders=np.zeros(seats, np.int64),
+        count=np.array([-1, 0], np.int64),
+        reservation=RESERVATIONS.index(kind.reservation),
+    )
+
+
+@verb
+def wanted_slots(core: Core, slot: int) -> int:
+    """Tokens that a request's region is to hold."""
+    requests = core.requests
+    output_len = requests[R.output_len, slot]
+    if core.cache.reservation == POW2:
+        output_len = 1 << order_of(output_len)
+    elif core.cache.reservation == MAX:
+        output_len = core.config.max_model_len
+    wanted: int = min(requests[R.prompt_len, slot] + output_len, core.config.max_model_len)
+    return wanted
+
+
+@verb
+def held_slots(core: Core, slot: int) -> int:
+    """Tokens that a running request's region has room for."""
+    order = core.cache.orders[core.requests[R.seat, slot]]
+    return core.config.block_size << order
+
+
+@verb
+def is_still_blocked(core: Core, slot: int, coming_changes: int) -> bool:
+    """Whether the head was refused and no region has been given back since."""
+    count = core.cache.count
+    blocked: bool = count[BLOCKED] == core.requests[R.request_id, slot] and count[RELEASES] == 0
+    return blocked
+
+
+@verb
+def note_blocked(core: Core, slot: int, num_hit_tokens: int) -> None:
+    """Remember the head that was refused."""
+    core.cache.count[BLOCKED] = core.requests[R.request_id, slot]
+    core.cache.count[RELEASES] = 0
+
+
+@verb
+def allocate_slots(core: Core, slot: int, num_new_tokens: int, num_hit_tokens: int) -> bool:
+    """Give a waiting request its region, for all tokens that it will have; False if none is free."""
+    cache = core.cache
+    requests = core.requests
+    block_size = core.config.block_size
+    order = order_of((wanted_slots(core, slot) + block_size - 1) // block_size)
+    if not can_allocate(cache.buddy, order, 1):
+        return False
+    seat = requests[R.seat, slot]
+    cache.starts[seat] = allocate(cache.buddy, order)
+    cache.orders[seat] = order
+    core.pool.count[FREE] -= 1 << order
+    requests[R.num_blocks, slot] = 1 << order
+    requests[R.edge, slot] = NEVER
+    return True
+
+
+@verb
+def extend(core: Core, slot: int, num_new_tokens: int) -> bool:
+    """A region holds all that its request will have, so its edge is never met."""
+    return True
+
+
+@verb
+def free(core: Core, slot: int) -> None:
+    """Take a request's region back; a waiting one has none."""
+    cache = core.cache
+    requests = core.requests
+    if requests[R.num_blocks, slot] > 0:
+        seat = requests[R.seat, slot]
+        order = cache.orders[seat]
+        release(cache.buddy, cache.starts[seat], order)
+        core.pool.count[FREE] += 1 << order
+        cache.count[RELEASES] += 1
+    requests[R.num_blocks, slot] = 0
