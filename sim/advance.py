@@ -237,7 +237,7 @@ def start_step(core: Core, cost: StepCost, row: int, now: float) -> None:
     clock[W.usage] += used * duration
     clock[W.busy] += duration
     if core.config.memory_states:
-        add_states(core, note_held(core), duration)
+        add_states(core, note_held(core), count[K.head_refused] > 0, duration)
     count[K.num_steps] += 1
     count[K.num_scheduled_tokens] += num_tokens
     count[K.num_scheduled_seqs] += num_seqs

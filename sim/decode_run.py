@@ -59,7 +59,6 @@ def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_rea
         first_due = min(first_due, due[i])
         decode_kv += computed + 1
     if core.config.memory_states:
-        count[K.head_refused] = waits
         note_held(core)
     done = 0
     next_sample = clock[W.next_sample]
@@ -85,7 +84,7 @@ def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_rea
         clock[W.usage] += used * duration
         clock[W.busy] += duration
         if core.config.memory_states:
-            add_states(core, decode_kv, duration)
+            add_states(core, decode_kv, waits, duration)
         now = now + duration
         if now >= next_sample:
             take_samples(core, now, count[K.num_scheduled_tokens] + n * (done + 1))

@@ -57,8 +57,11 @@ def note_held(core: Core) -> int:
 
 
 @hot
-def add_states(core: Core, computed: int, duration: float) -> None:
-    """Add a step to the sums: after `note_held`, with `computed` tokens of the running requests."""
+def add_states(core: Core, computed: int, refused: bool, duration: float) -> None:
+    """Add a step to the sums: after `note_held`, with `computed` tokens of the running requests.
+
+    `refused`: whether the waiting queue's head found too little memory.
+    """
     count = core.count
     clock = core.clock
     block_size = core.config.block_size
@@ -67,7 +70,7 @@ def add_states(core: Core, computed: int, duration: float) -> None:
     reserved = count[K.slots_wanted] - computed - internal
     beyond = count[K.slots_held] - count[K.slots_wanted]
     states = (core.pool.blocks.shape[1] - 1) * block_size - num_free - reserved - internal - beyond
-    external = beyond + num_free if count[K.head_refused] else beyond
+    external = beyond + num_free if refused else beyond
     clock[W.token_states] += states * duration
     clock[W.reserved] += reserved * duration
     clock[W.internal] += internal * duration

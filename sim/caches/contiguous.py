@@ -71,7 +71,8 @@ def wanted_slots(core: Core, slot: int) -> int:
 def held_slots(core: Core, slot: int) -> int:
     """Tokens that a running request's region has room for."""
     order = core.cache.orders[core.requests[R.seat, slot]]
-    return core.config.block_size << order
+    held: int = core.config.block_size << order
+    return held
 
 
 @verb

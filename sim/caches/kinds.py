@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from sim.section import Section
+
+if TYPE_CHECKING:
+    from sim.core import EngineConfig
+    from sim.request import Ints
 
 RESERVATIONS = ("oracle", "pow2", "max")
 
@@ -33,6 +38,12 @@ class CacheKind(Section):
         """The file that has its verbs."""
         return importlib.import_module(f"sim.caches.{self.kind}")
 
+    def blocks_needed(self, prompt_len: Ints, output_len: Ints, config: EngineConfig) -> Ints:
+        """Blocks that each request needs at its longest: with more than the pool has, it can never run."""
+        longest = np.minimum(prompt_len + output_len, config.max_model_len)
+        needed: Ints = -(-(longest - 1) // config.block_size)  # the last token's KV is never computed
+        return needed
+
 
 class ApcKind(CacheKind):
     """vLLM V1's Automatic Prefix Caching."""
@@ -49,9 +60,24 @@ class ContiguousKind(CacheKind):
         "oracle", description="output tokens it holds room for: the true number, the next power of two, all"
     )
 
+    def blocks_needed(self, prompt_len: Ints, output_len: Ints, config: EngineConfig) -> Ints:
+        """The blocks of a region, a power of two: none larger than the pool's largest fits."""
+        reserved = {
+            "oracle": output_len,
+            "pow2": _power_of_two(output_len),
+            "max": np.full(len(output_len), config.max_model_len),
+        }[self.reservation]
+        wanted = np.minimum(prompt_len + reserved, config.max_model_len)
+        return _power_of_two(-(-wanted // config.block_size))
+
 
 KINDS: tuple[type[CacheKind], ...] = (ApcKind, ContiguousKind)
 APC = ApcKind()
+
+
+def _power_of_two(numbers: Ints) -> Ints:
+    """The least powers of two that are no less."""
+    return np.left_shift(1, np.frexp(numbers - 1)[1].astype(np.int64))
 
 
 def _by_name(value: Any) -> Any:
