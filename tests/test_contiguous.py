@@ -13,7 +13,7 @@ from test_buddy import chunks
 from test_determinism import Case, at_every_step, cases, in_plain_python, outcome
 
 from sim.blocks import FREE
-from sim.buddy import new_buddy
+from sim.buddy import Buddy, new_buddy
 from sim.caches.kinds import ContiguousKind
 from sim.clock import Clock
 from sim.columns import K, Q, R
@@ -107,7 +107,7 @@ def check(core: Core) -> None:
         assert requests[R.num_blocks, slot] == length
     assert len(set(taken)) == len(taken) == size - core.pool.count[FREE]
     assert not taken or (min(taken) >= 0 and max(taken) < size)
-    free = chunks(cache.buddy)
+    free = chunks(Buddy(cache.chunks, cache.sizes))
     assert sum(1 << order for order in free.values()) == size - len(taken)
     if not taken:
         assert free == chunks(new_buddy(size))

@@ -28,40 +28,46 @@ from sim.core import Core, EngineConfig
 from sim.request import Ints
 
 ORACLE, POW2, MAX = range(3)
-BLOCKED, RELEASES = range(2)  # Contiguous.count
+RESERVATION, BLOCKED, RELEASES = range(3)  # Cache.numbers
 NEVER = 1 << 62
 
 
-class Contiguous(NamedTuple):
+class Cache(NamedTuple):
     """The memory, in blocks, and who has which region of it."""
 
-    buddy: Buddy
+    chunks: Ints  # with `sizes`, a Buddy
+    sizes: Ints
     starts: Ints  # [seat]: the first block of its region
     orders: Ints  # [seat]: the region has 2**order blocks
-    count: Ints  # type: ignore[assignment]  # the request refused last, -1: none, and regions given back since
-    reservation: int  # of RESERVATIONS, by number
+    numbers: Ints  # the reservation; the request refused last, -1: none; regions given back since then
 
 
-def new_cache(kind: ContiguousKind, config: EngineConfig) -> Contiguous:
+def new_cache(kind: ContiguousKind, config: EngineConfig) -> Cache:
     """An empty memory of all blocks but the null block."""
     seats = config.max_num_seqs + 1
-    return Contiguous(
-        buddy=new_buddy(config.num_gpu_blocks - 1),
+    return Cache(
+        *new_buddy(config.num_gpu_blocks - 1),
         starts=np.zeros(seats, np.int64),
         orders=np.zeros(seats, np.int64),
-        count=np.array([-1, 0], np.int64),
-        reservation=RESERVATIONS.index(kind.reservation),
+        numbers=np.array([RESERVATIONS.index(kind.reservation), -1, 0], np.int64),
     )
+
+
+@verb
+def memory(core: Core) -> Buddy:
+    """The engine's memory, to the verbs of sim/buddy.py."""
+    return Buddy(core.cache.chunks, core.cache.sizes)
 
 
 @verb
 def wanted_slots(core: Core, slot: int) -> int:
     """Tokens that a request's region is to hold."""
     requests = core.requests
+    reservation = core.cache.numbers[RESERVATION]
     output_len = requests[R.output_len, slot]
-    if core.cache.reservation == POW2:
+    if reservation == POW2:
         output_len = 1 << order_of(output_len)
-    elif core.cache.reservation == MAX:
+    elif reservation == MAX:
         output_len = core.config.max_model_len
     wanted: int = min(requests[R.prompt_len, slot] + output_len, core.config.max_model_len)
     return wanted
@@ -78,16 +84,16 @@ def held_slots(core: Core, slot: int) -> int:
 @verb
 def is_still_blocked(core: Core, slot: int, coming_changes: int) -> bool:
     """Whether the head was refused and no region has been given back since."""
-    count = core.cache.count
-    blocked: bool = count[BLOCKED] == core.requests[R.request_id, slot] and count[RELEASES] == 0
+    numbers = core.cache.numbers
+    blocked: bool = numbers[BLOCKED] == core.requests[R.request_id, slot] and numbers[RELEASES] == 0
     return blocked
 
 
 @verb
 def note_blocked(core: Core, slot: int, num_hit_tokens: int) -> None:
     """Remember the head that was refused."""
-    core.cache.count[BLOCKED] = core.requests[R.request_id, slot]
-    core.cache.count[RELEASES] = 0
+    core.cache.numbers[BLOCKED] = core.requests[R.request_id, slot]
+    core.cache.numbers[RELEASES] = 0
 
 
 @verb
@@ -97,10 +103,10 @@ def allocate_slots(core: Core, slot: int, num_new_tokens: int, num_hit_tokens: i
     requests = core.requests
     block_size = core.config.block_size
     order = order_of((wanted_slots(core, slot) + block_size - 1) // block_size)
-    if not can_allocate(cache.buddy, order, 1):
+    if not can_allocate(memory(core), order, 1):
         return False
     seat = requests[R.seat, slot]
-    cache.starts[seat] = allocate(cache.buddy, order)
+    cache.starts[seat] = allocate(memory(core), order)
     cache.orders[seat] = order
     core.pool.count[FREE] -= 1 << order
     requests[R.num_blocks, slot] = 1 << order
@@ -122,7 +128,7 @@ def free(core: Core, slot: int) -> None:
     if requests[R.num_blocks, slot] > 0:
         seat = requests[R.seat, slot]
         order = cache.orders[seat]
-        release(cache.buddy, cache.starts[seat], order)
+        release(memory(core), cache.starts[seat], order)
         core.pool.count[FREE] += 1 << order
-        cache.count[RELEASES] += 1
+        cache.numbers[RELEASES] += 1
     requests[R.num_blocks, slot] = 0
