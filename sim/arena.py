@@ -85,7 +85,7 @@ class Arena:
         requests[R.edge, slots] = 1
         if config.residency:
             requests[R.owner, slots] = self._number_owners(batch)
-        blocks_needed = self.kind.blocks_needed(batch.prompt_len, batch.output_len, config)
+        blocks_needed = self.kind.blocks_needed(batch, config)
         refused = (batch.prompt_len >= config.max_model_len) | (blocks_needed > config.num_gpu_blocks - 1)
         requests[R.status, slots] = np.where(refused, REFUSED, WAITING)
         self.refused.update(slots[refused].tolist())

@@ -17,7 +17,7 @@ from sim.section import Section
 
 if TYPE_CHECKING:
     from sim.core import EngineConfig
-    from sim.request import Ints
+    from sim.request import Batch, Ints
 
 RESERVATIONS = ("oracle", "pow2", "max")
 
@@ -38,11 +38,10 @@ class CacheKind(Section):
         """The file that has its verbs."""
         return importlib.import_module(f"sim.caches.{self.kind}")
 
-    def blocks_needed(self, prompt_len: Ints, output_len: Ints, config: EngineConfig) -> Ints:
-        """Blocks that each request needs at its longest: with more than the pool has, it can never run."""
-        longest = np.minimum(prompt_len + output_len, config.max_model_len)
-        needed: Ints = -(-(longest - 1) // config.block_size)  # the last token's KV is never computed
-        return needed
+    def blocks_needed(self, batch: Batch, config: EngineConfig) -> Ints:
+        """The blocks that each request needs to run to its end, alone in the pool."""
+        tokens = np.minimum(batch.prompt_len + batch.output_len, config.max_model_len) - 1
+        return np.asarray(-(-tokens // config.block_size))
 
 
 class ApcKind(CacheKind):
@@ -60,14 +59,14 @@ class ContiguousKind(CacheKind):
         "oracle", description="output tokens it holds room for: the true number, the next power of two, all"
     )
 
-    def blocks_needed(self, prompt_len: Ints, output_len: Ints, config: EngineConfig) -> Ints:
+    def blocks_needed(self, batch: Batch, config: EngineConfig) -> Ints:
         """The blocks of a region, a power of two: none larger than the pool's largest fits."""
         reserved = {
-            "oracle": output_len,
-            "pow2": _power_of_two(output_len),
-            "max": np.full(len(output_len), config.max_model_len),
+            "oracle": batch.output_len,
+            "pow2": _power_of_two(batch.output_len),
+            "max": np.full(len(batch.output_len), config.max_model_len),
         }[self.reservation]
-        wanted = np.minimum(prompt_len + reserved, config.max_model_len)
+        wanted = np.minimum(batch.prompt_len + reserved, config.max_model_len)
         return _power_of_two(-(-wanted // config.block_size))
 
 
