@@ -23,6 +23,7 @@ from sim.cost import StepCost, cpu_time, front_end_time, gpu_time
 from sim.decode_run import run_decodes
 from sim.domain import note_domain
 from sim.history import History
+from sim.memory_states import add_states, note_held
 from sim.request import Floats, Ints
 from sim.residency import set_block_time
 from sim.scheduler import schedule
@@ -75,6 +76,7 @@ def advance_verb(
             config[0], config[1], config[2], config[3], config[4], config[5],
             c[20], config[7], config[8] != 0, config[9] != 0, config[10] != 0, config[11] != 0,
             config[12] != 0, config[13] != 0, config[14] != 0, config[15] != 0, config[16] != 0,
+            config[17] != 0,
         ),
         BlockPool(blocks, pool_count, taken, block_times, durations, evicted_from, events),
         ChainTree(chains, nodes, buckets, free_runs, tree_count),
@@ -234,6 +236,8 @@ def start_step(core: Core, cost: StepCost, row: int, now: float) -> None:
     count[K.max_blocks_used] = max(count[K.max_blocks_used], used)
     clock[W.usage] += used * duration
     clock[W.busy] += duration
+    if core.config.memory_states:
+        add_states(core, note_held(core), count[K.head_refused] > 0, duration)
     count[K.num_steps] += 1
     count[K.num_scheduled_tokens] += num_tokens
     count[K.num_scheduled_seqs] += num_seqs

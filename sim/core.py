@@ -39,6 +39,7 @@ class EngineConfig(NamedTuple):
     use_eagle: bool = False  # drop the last hit block (the legacy rule of EAGLE speculative decoding)
     token_fates: bool = False  # keep a history of all that was computed, and say why each token was
     residency: bool = False  # note how long cached blocks stay, and whose are evicted
+    memory_states: bool = False  # add up what the KV memory holds, see sim/memory_states.py
 
 
 class Core(NamedTuple):

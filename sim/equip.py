@@ -30,7 +30,7 @@ def equipped(resolved: Resolved, seed: np.random.SeedSequence) -> tuple[CacheKin
     if not isinstance(kind, PagedKind):
         return kind, []
     copy_seconds, swap_seconds = _seconds(resolved)
-    reserve = kind.reserve_prefixes and resolved.config.enable_prefix_caching
+    reserve = kind.reserve_prefixes and resolved.scenario.engine.enable_prefix_caching
     ready = EquippedPaged(
         preemption_mode=kind.preemption_mode,
         reserve_prefixes=kind.reserve_prefixes,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from sim import histogram
 from sim.fates import FATES
+from sim.memory_states import memory_shares
 from sim.records import FATE_COLUMNS, Records
 from sim.residency import block_durations
 from sim.saturation import front_end_work, saturation
@@ -218,6 +219,9 @@ def summarize(
         "num_computed_tokens": totals.num_scheduled_tokens,
         "mean_kv_cache_usage_perc": _ratio(totals.usage_time, totals.busy_time * usable),
         "max_kv_cache_usage_perc": _ratio(totals.max_blocks_used, usable),
+    }
+    summary |= memory_shares(totals, config, max(1, len(totals.replicas)))
+    summary |= {
         "num_steps": totals.num_steps,
         "mean_num_requests_running": _ratio(totals.num_running_sum, totals.num_steps),
         "max_num_requests_running": totals.max_num_running,

@@ -36,6 +36,13 @@ FATE_MEANINGS = {
     "isolated": "only under another LoRA or salt",
     "cold": "never computed before",
 }
+STATE_MEANINGS = {
+    "token_states": "hold a token",
+    "reserved": "will, of their request",
+    "internal_fragmentation": "never will, of their request",
+    "external_fragmentation": "cannot be given away",
+    "free": "nobody asks for",
+}
 OF_REPLICAS = (  # what fates and ceiling mean with several of them
     "each at the replica its request went to: what only others hold is cold",
     "the ceiling: pools that never evict, one a replica, requests where they went",
@@ -86,6 +93,7 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
     yield from _warm_up_lines(result)
     yield from _ttft_lines(result)
     yield from _cache_lines(result)
+    yield from _memory_lines(s)
     yield from _fate_lines(result)
     yield from _tenant_lines(s["by_tenant"], s["num_evictions"])
     yield from _replica_lines(s, scenario.cluster.router)
@@ -169,8 +177,10 @@ def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
         yield _line(f"Ceiling, {each} (%):", _percent(s["prefix_cache_ceiling"]))
         yield _line("Prompt tokens hit:", s["prefix_cache_hits"])
         yield _line("Prompt tokens looked up:", s["prefix_cache_queries"])
-    else:
+    elif result.resolved.scenario.cache.looks_up:
         yield "", "off: enable_prefix_caching is false"
+    else:
+        yield "", f"none: cache {result.resolved.scenario.cache.kind} looks nothing up"
     yield _line("Tokens computed, all:", s["num_computed_tokens"])
     yield _line("Evicted blocks:", s["num_evictions"])
     for name, text in DURATION_NAMES.items():
@@ -193,6 +203,16 @@ def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
         _percent(s["mean_kv_cache_usage_perc"]),
         _percent(s["max_kv_cache_usage_perc"]),
     )
+
+
+def _memory_lines(s: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Shares of the KV memory by what it holds; nothing where no step ran."""
+    if (mean := s["kv_memory_shares"]) is None:
+        return
+    fullest = s["kv_memory_shares_when_fullest"]
+    yield _heading("KV Memory, Mean over Busy Time / Fullest Step (%)")
+    for name, meaning in STATE_MEANINGS.items():
+        yield "", f"{name:<24}{100 * mean[name]:>8.2f}{100 * fullest[name]:>8.2f}  {meaning}"
 
 
 def _fate_lines(result: Result) -> Iterator[tuple[str, str]]:
@@ -265,7 +285,11 @@ def _setting(result: Result) -> str:
     replicas = result.resolved.scenario.cluster.replicas
     words = [f"{replicas} replicas"] if replicas > 1 else []
     words += [f"tp {engine.tensor_parallel_size}", f"blocks of {engine.block_size}"]
-    words.append("prefix caching " + ("on" if engine.enable_prefix_caching else "off"))
+    cache = result.resolved.scenario.cache
+    if cache.looks_up:
+        words.append("prefix caching " + ("on" if engine.enable_prefix_caching else "off"))
+    else:
+        words.append(f"cache {cache.kind}")
     words.append("async" if engine.async_scheduling else "sync")
     return ", ".join(words)
 

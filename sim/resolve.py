@@ -76,7 +76,7 @@ def _resolve(scenario: Scenario) -> Resolved:
         priority_policy=engine.scheduling_policy == "priority",
         reserve_full_isl=engine.scheduler_reserve_full_isl,
         enable_chunked_prefill=engine.enable_chunked_prefill,
-        enable_prefix_caching=engine.enable_prefix_caching,
+        enable_prefix_caching=engine.enable_prefix_caching and scenario.cache.looks_up,
         async_scheduling=engine.async_scheduling,
         free_all_last=engine.free_order == "all_last",
     )

@@ -44,6 +44,7 @@ def schedule(core: Core, step: int) -> int:
         budget = schedule_running(core, step)
         # Scheduler.schedule: a step that preempts admits nobody
         count[K.admitting_budget] = budget if count[K.num_preempted] == 0 else 0
+        count[K.head_refused] = count[K.num_preempted] > 0
     if not schedule_waiting(core, step):
         return NO_ROOM
     count[K.admitting_budget] = -1
@@ -171,6 +172,7 @@ def schedule_waiting(core: Core, step: int) -> bool:
             count[K.num_aside] += 1
             continue
         if is_still_blocked(core, slot, 0):
+            count[K.head_refused] = 1
             break
         if requests[R.seat, slot] == NO_SEAT and not take_seat(core, slot):
             return False
@@ -189,6 +191,7 @@ def schedule_waiting(core: Core, step: int) -> bool:
         num_new = min(cut_chunk(core, slot, num_hit, num_new), count[K.admitting_budget] // width)
         if not allocate_slots(core, slot, num_new, num_hit):
             note_blocked(core, slot, num_hit)
+            count[K.head_refused] = 1
             break  # Scheduler.schedule: nobody overtakes a blocked head
         if config.token_fates:
             note_admission(core, step, slot, num_hit, num_new)

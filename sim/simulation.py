@@ -91,7 +91,7 @@ def run(
 
     cost = resolved.step_time.cost
     caching = resolved.config.enable_prefix_caching and scenario.cache.looks_up
-    config = resolved.config._replace(token_fates=caching, residency=caching)
+    config = resolved.config._replace(token_fates=caching, residency=caching, memory_states=True)
     if save_cache:
         check_savable(scenario)
     start = COLD if cache is None else loaded(cache, scenario, config)

@@ -13,6 +13,7 @@ from sim.blocks import EVICTIONS
 from sim.columns import K, W
 from sim.core import Core
 from sim.domain import StepsOutside, steps_outside
+from sim.memory_states import fullest_states, state_times
 from sim.request import Floats, Ints
 from sim.timeseries import Samples, samples_of, summed
 
@@ -47,6 +48,8 @@ class Totals(NamedTuple):
     itl_sum_squares: float
     max_blocks_used: int
     usage_time: float  # used blocks x step durations
+    state_times: Floats  # slots x step durations, see sim/memory_states.py
+    fullest_states: Ints  # slots, in each engine's fullest step
     samples: Samples
     steps_outside: StepsOutside
     durations: Ints  # of blocks and gaps, see sim/residency.py; of no bins: not kept
@@ -89,6 +92,8 @@ def totals_of(core: Core, owners: Iterable[Owner]) -> Totals:
         itl_sum_squares=float(clock[W.itl_sum_squares]),
         max_blocks_used=number(K.max_blocks_used),
         usage_time=float(clock[W.usage]),
+        state_times=state_times(core),
+        fullest_states=fullest_states(core),
         samples=samples_of(core),
         steps_outside=steps_outside(core),
         durations=core.pool.durations.copy(),

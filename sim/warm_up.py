@@ -17,7 +17,7 @@ SUMS = (
     "num_steps", "num_scheduled_tokens", "num_scheduled_seqs", "num_running_sum", "preempted_queries",
     "preempted_hits", "num_admissions", "num_readmissions", "num_preemptions", "num_evictions", "num_lookups",
     "busy_time", "durations", "itl_histogram", "itl_count", "itl_sum", "itl_sum_squares", "usage_time",
-    "cache_sums",
+    "cache_sums", "state_times",
 )  # fmt: skip
 
 

@@ -21,16 +21,18 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sim import engine, state
+from sim.caches.kinds import APC, CacheKind
 from sim.chains import new_tree
 from sim.cli import app
 from sim.clock import Clock
-from sim.core import EngineConfig
+from sim.core import Core, EngineConfig
 from sim.cost import StepCost, linear_cost
 from sim.request import Batch, make_batch
 from sim.simulate import simulate
 
 MANY = 20_000  # steps: more than any case needs
-TABLES = ("itl_histogram", "samples", "durations")  # of the totals: compared apart
+# of the totals: compared apart
+TABLES = ("itl_histogram", "samples", "durations", "state_times", "fullest_states")
 
 
 def at_every_step() -> Callable[[Clock], float]:
@@ -83,6 +85,7 @@ def cases(draw: st.DrawFn) -> Case:
         free_all_last=draw(booleans),
         token_fates=block_size > 1,
         residency=block_size > 1,
+        memory_states=block_size > 1,
     )
     # On the grid all times are whole seconds: arrivals, ends of steps and front ends meet.
     grid = draw(booleans)
@@ -148,13 +151,21 @@ def batches(case: Case, size: int) -> Iterator[Batch]:
         )
 
 
-def outcome(case: Case, horizon: Callable[[Clock], float] = Clock.horizon, size: int = 2048) -> bytes:
+def outcome(
+    case: Case,
+    horizon: Callable[[Clock], float] = Clock.horizon,
+    size: int = 2048,
+    kind: CacheKind = APC,
+    observe: Callable[[Core], None] | None = None,
+) -> bytes:
     """Every bit that a run gives: its totals, samples, and records in the order in which they came."""
     chunks: list[dict[str, Any]] = []
     totals = simulate(
         batches(case, size),
         case.config,
         case.cost,
+        kind=kind,
+        observe=observe,
         on_records=chunks.append,
         concurrency=case.concurrency,
         think_times=itertools.cycle(case.think),
@@ -167,7 +178,7 @@ def outcome(case: Case, horizon: Callable[[Clock], float] = Clock.horizon, size:
     lines += [f"{name}: {column.tolist()}" for name, column in columns.items()]
     start, interval, samples, after = totals.samples
     lines.append(f"{len(samples)} samples from {start!r}, {interval!r} apart, then {after.tolist()}")
-    tables = (totals.itl_histogram, samples, totals.durations)
+    tables = (totals.itl_histogram, samples, totals.durations, totals.state_times, totals.fullest_states)
     lines += [hashlib.sha256(table.tobytes()).hexdigest() for table in tables]
     return "\n".join(lines).encode()
 

@@ -37,7 +37,8 @@ def make_totals(**given: float) -> Any:
         num_admissions num_readmissions num_preemptions num_evictions num_lookups busy_time last_time
         itl_count itl_sum itl_sum_squares max_blocks_used usage_time
     """
-    zeros = dict.fromkeys(text.split(), 0)
+    zeros: dict[str, Any] = dict.fromkeys(text.split(), 0)
+    zeros |= {"state_times": np.zeros(4), "fullest_states": np.zeros(4, np.int64)}
     nowhere = StepsOutside(*[0] * len(StepsOutside._fields))
     none = Samples(0.0, 1.0, np.zeros((0, X.WIDTH), np.int64), np.zeros(X.WIDTH, np.int64))
     tables = {"itl_histogram": new_histogram(), "steps_outside": nowhere, "samples": none}

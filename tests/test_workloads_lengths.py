@@ -148,3 +148,24 @@ def test_a_file_is_found_beside_the_scenario(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="length of 0 is possible") as raised:
         load(path, [f"{field}=other.csv"])
     assert str(raised.value).count("\n") == 0
+
+
+def test_long_lognormal_lengths_are_drawn_again() -> None:
+    """What is left is the distribution below `high`: the same shares at each length, none above."""
+    whole_range = drawn({"distribution": "lognormal", "mean": 100, "sigma": 1.0})
+    found = drawn({"distribution": "lognormal", "mean": 100, "sigma": 1.0, "high": 150})
+    expected = whole_range[whole_range <= 150]
+    assert found.max() == 150 and len(found) == 20_000
+    assert len(expected) < 17_000
+    levels = np.linspace(5, 95, 19)
+    np.testing.assert_allclose(np.percentile(found, levels), np.percentile(expected, levels), rtol=0.06)
+
+
+def test_a_high_that_cuts_nothing_changes_no_length() -> None:
+    plain = drawn({"distribution": "lognormal", "mean": 100, "sigma": 0.5})
+    assert (drawn({"distribution": "lognormal", "mean": 100, "sigma": 0.5, "high": 100_000}) == plain).all()
+
+
+def test_a_high_below_the_median_is_refused() -> None:
+    with pytest.raises(ValidationError, match="high 60 is below the median 61"):
+        scan({"distribution": "lognormal", "mean": 100, "sigma": 1.0, "high": 60})

@@ -69,19 +69,42 @@ class Uniform(Spec):
 
 
 class Lognormal(Spec):
-    """Lognormal with the given mean, rounded, at least 1. `sigma` is the deviation of the logarithm."""
+    """Lognormal with the given mean, rounded, at least 1. `sigma` is the deviation of the logarithm.
+
+    With `high`, a longer length is drawn again, as a benchmark drops requests that are too long: the
+    mean of what is left is then below `mean`.
+    """
 
     distribution: Literal["lognormal"]
-    mean: float = Field(ge=1, le=MAX_LEN, allow_inf_nan=False, description="tokens, before rounding")
+    mean: float = Field(ge=1, le=MAX_LEN, allow_inf_nan=False, description="tokens, before rounding and high")
     sigma: float = Field(ge=0, le=10, allow_inf_nan=False)
+    high: Tokens | None = None
+
+    @model_validator(mode="after")
+    def _mostly_kept(self) -> Self:
+        median = math.exp(self._mu)
+        if self.high is not None and self.high < median:
+            raise ValueError(
+                f"high {self.high} is below the median {median:.0f} of the lengths, so most would be "
+                "drawn again: raise it or lower mean"
+            )
+        return self
+
+    @property
+    def _mu(self) -> float:
+        return math.log(self.mean) - self.sigma**2 / 2
 
     @property
     def lowest(self) -> int:
         return 1
 
     def draw(self, rng: np.random.Generator, n: int) -> Ints:
-        tokens = rng.lognormal(math.log(self.mean) - self.sigma**2 / 2, self.sigma, n)
-        return np.clip(np.rint(tokens), 1, MAX_LEN).astype(np.int64)
+        tokens = np.clip(np.rint(rng.lognormal(self._mu, self.sigma, n)), 1, MAX_LEN)
+        if self.high is not None:
+            limit = max(self.high, 1)
+            while (over := np.flatnonzero(tokens > limit)).size:
+                tokens[over] = np.clip(np.rint(rng.lognormal(self._mu, self.sigma, over.size)), 1, MAX_LEN)
+        return tokens.astype(np.int64)
 
 
 class Zipf(Spec):

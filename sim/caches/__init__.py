@@ -155,3 +155,15 @@ def computed_when_scheduled(core: Core) -> bool:
     If not, the cache says itself, by `note_computed`, when others may find them.
     """
     return True
+
+
+@per_cache
+def held_slots(core: Core, slot: int) -> int:
+    """How many tokens there is room for in what a running request holds."""
+    return core.requests[R.num_blocks, slot] * core.config.block_size  # type: ignore[no-any-return]
+
+
+@per_cache
+def wanted_slots(core: Core, slot: int) -> int:
+    """How many of them it asked for: less where the allocator gives more."""
+    return held_slots(core, slot)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sim.request import Batch, Ints
     from sim.scenario import Scenario
 
+RESERVATIONS = ("oracle", "pow2", "max")
+
 
 class CacheKind(Section):
     """A way to share KV. Written as its name where all options have their defaults."""
@@ -114,8 +116,33 @@ class EquippedPaged(PagedKind):
         return np.asarray(super().blocks_needed(batch, config) + reserved - own)
 
 
-KINDS: tuple[type[CacheKind], ...] = (ApcKind, PagedKind)
+class ContiguousKind(CacheKind):
+    """One region of adjacent blocks for each request, by buddy allocation, as Orca's baseline has it."""
+
+    kind: Literal["contiguous"] = "contiguous"
+    looks_up: ClassVar[bool] = False
+    reservation: Literal["oracle", "pow2", "max"] = Field(
+        "oracle", description="output tokens it holds room for: the true number, the next power of two, all"
+    )
+
+    def blocks_needed(self, batch: Batch, config: EngineConfig) -> Ints:
+        """The blocks of a region, a power of two: none larger than the pool's largest fits."""
+        reserved = {
+            "oracle": batch.output_len,
+            "pow2": _power_of_two(batch.output_len),
+            "max": np.full(len(batch.output_len), config.max_model_len),
+        }[self.reservation]
+        wanted = np.minimum(batch.prompt_len + reserved, config.max_model_len)
+        return _power_of_two(-(-wanted // config.block_size))
+
+
+KINDS: tuple[type[CacheKind], ...] = (ApcKind, PagedKind, ContiguousKind)
 APC = ApcKind()
+
+
+def _power_of_two(numbers: Ints) -> Ints:
+    """The least powers of two that are no less."""
+    return np.left_shift(1, np.frexp(numbers - 1)[1].astype(np.int64))
 
 
 def _by_name(value: Any) -> Any:
@@ -123,5 +150,5 @@ def _by_name(value: Any) -> Any:
 
 
 AnyCache = Annotated[
-    Annotated[ApcKind | PagedKind, Field(discriminator="kind")], BeforeValidator(_by_name)
+    Annotated[ApcKind | PagedKind | ContiguousKind, Field(discriminator="kind")], BeforeValidator(_by_name)
 ]

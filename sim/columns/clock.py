@@ -11,5 +11,9 @@ itl_sum_squares = 8
 wake = 9  # when the engine wants to go on
 next_sample = 10  # infinite before the first arrival
 sample_interval = 11
+token_states = 12  # slots x time, from here on: see sim/memory_states.py
+reserved = 13
+internal = 14
+external = 15
 
-WIDTH = 12
+WIDTH = 16

@@ -59,5 +59,13 @@ resets_due = 57  # resets of the prefix cache asked for during a step
 num_resets = 58  # that succeeded
 warm_hits = 59  # blocks that first admissions hit and that were cached before the run began
 extra_samples = 60  # that have not ended, beyond one for each request
+head_refused = 61  # whether the last step's waiting queue found too little memory
+slots_held = 62  # of all running requests, see sim/memory_states.py
+slots_wanted = 63
+slots_never_filled = 64
+fullest_token_states = 65  # slots in the step with most of them
+fullest_reserved = 66
+fullest_internal = 67
+fullest_external = 68
 
-WIDTH = 61
+WIDTH = 69
