@@ -47,13 +47,13 @@ from sim.request import Floats, Ints
 from sim.seats import leave_plain_seat
 
 RECOMPUTE, SWAP, BY_WIDTH = range(3)  # how a group is preempted
-SEQUENCES, MODE, SEED, NUM_NUMBERS = range(4)  # Paged.numbers
+SEQUENCES, MODE, SEED, NUM_NUMBERS = range(4)  # Cache.numbers
 STEP_ENTRIES, STEP_BLOCKS, STEP_COPIES, STEP_SWAPPED_OUT, STEP_SWAPPED_IN, STEP_SECONDS, NUM_SUMS = range(7)
 
 _take = entry(take)
 
 
-class Paged(NamedTuple):
+class Cache(NamedTuple):
     """What this cache keeps beside the engine's pool."""
 
     tables: BlockTables  # rows seat * width up to seat * width + width - 1 are a seat's
@@ -66,14 +66,14 @@ class Paged(NamedTuple):
     seconds: Floats  # to copy a block, and to swap one
 
 
-def new_cache(kind: PagedKind, config: EngineConfig) -> Paged:
+def new_cache(kind: PagedKind, config: EngineConfig) -> Cache:
     """Empty tables, where no prefix is reserved yet: see `equip`."""
     known = kind if isinstance(kind, EquippedPaged) else EquippedPaged()
     mode = BY_WIDTH if kind.preemption_mode is None else ("recompute", "swap").index(kind.preemption_mode)
     seats = config.max_num_seqs + 1
     lens = np.array(known.prefix_lens, np.int64)
     num_blocks = -(-lens // config.block_size)
-    return Paged(
+    return Cache(
         tables=new_tables(
             seats, 1, min(-(-config.max_model_len // config.block_size), config.num_gpu_blocks) + 1,
             config.num_gpu_blocks,
@@ -88,7 +88,7 @@ def new_cache(kind: PagedKind, config: EngineConfig) -> Paged:
     )  # fmt: skip
 
 
-def begin(cache: Paged, pool: BlockPool, tree: ChainTree) -> None:
+def begin(cache: Cache, pool: BlockPool, tree: ChainTree) -> None:
     """Take the blocks of reserved prefixes out of the pool, for good. Modifies all three."""
     for i in range(len(cache.prefix_blocks)):
         cache.prefix_blocks[i] = _take(pool, tree, 0)
@@ -96,7 +96,7 @@ def begin(cache: Paged, pool: BlockPool, tree: ChainTree) -> None:
     cache.tables.count[ENTRIES] += len(cache.prefix_blocks)
 
 
-def widened(cache: Paged, width: int) -> Paged:
+def widened(cache: Cache, width: int) -> Cache:
     """Tables for groups of up to `width` sequences; itself if they are wide enough."""
     if width <= len(cache.tables.children):
         return cache
