@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from sim.caches.kinds import KINDS
 from sim.errors import InputError
 from sim.scenario import Scenario
 from sim.scenario_file import load
@@ -37,6 +38,15 @@ FIGURES = {  # of the summary, by key
     "saturation": "Load",
     "num_evictions": "Evicted blocks",
     "num_preemptions": "Preemptions",
+}
+OF_CACHES = {  # besides, where caches are compared
+    "prefix_cache_hits": "Prompt tokens hit",
+    "lost_tail_tokens": "Lost tail tokens",
+    "num_computed_tokens": "Tokens computed",
+    "num_lookups": "Lookups",
+    "num_hashed_blocks": "Blocks hashed",
+    "metadata_entries_per_1k_slots": "Metadata per 1000 KV slots",
+    "mean_kv_cache_usage_perc": "Mean KV usage (%)",
 }
 
 
@@ -97,10 +107,12 @@ def lines(field: str, summaries: dict[str, dict[str, Any]]) -> Iterator[tuple[st
     yield "bold", " Comparison ".center(total, "=")
     yield "", f"{some['name']}: {some['model']} on {some['gpu']}, seed {some['seed']}"
     yield "cyan", f"{field:<{LABEL}}" + "".join(f"{value:>{width}}" for value in summaries)
-    for key, label in FIGURES.items():
-        if key in some:
-            cells = (_cell(key, summary[key]) for summary in summaries.values())
-            yield "", f"{label + ':':<{LABEL}}" + "".join(f"{cell:>{width}}" for cell in cells)
+    for key, label in _figures(summaries).items():
+        cells = (_cell(label, summary.get(key)) for summary in summaries.values())
+        yield "", f"{label + ':':<{LABEL}}" + "".join(f"{cell:>{width}}" for cell in cells)
+    if len(caches := {summary["cache"]: summary["metadata"] for summary in summaries.values()}) > 1:
+        kept = ", ".join(f"{metadata} ({cache})" for cache, metadata in caches.items())
+        yield "dim", f"metadata: {kept}"
     yield "bold", "=" * total
     for key, style, word in (("assumed", "dim", "assumed"), ("warnings", "yellow", "warning")):
         for text, values in _said(key, summaries).items():
@@ -117,13 +129,12 @@ def to_object(field: str, summaries: dict[str, dict[str, Any]]) -> dict[str, Any
 
 
 def to_csv(field: str, summaries: dict[str, dict[str, Any]]) -> str:
-    """One row a value: the field, then FIGURES by their keys in the summary, hit rate of 1."""
-    some = next(iter(summaries.values()))
-    keys = [key for key in FIGURES if key in some]
+    """One row a value: the field, then the table's figures by their keys in the summary, rates of 1."""
+    keys = list(_figures(summaries))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([field, *keys])
-    writer.writerows([value, *(summary[key] for key in keys)] for value, summary in summaries.items())
+    writer.writerows([value, *(summary.get(key) for key in keys)] for value, summary in summaries.items())
     return text.getvalue()
 
 
@@ -137,6 +148,20 @@ def folder_names(field: str, values: Iterable[str]) -> list[str]:
     return names
 
 
+def _figures(summaries: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The keys of the summaries that the table shows, with their labels."""
+    shown = dict(FIGURES)
+    from sim.cache_figures import labels  # slow to load, with numba
+
+    caches = {summary["cache"] for summary in summaries.values()}
+    if len(caches) > 1:
+        shown |= OF_CACHES
+    for cls in KINDS:
+        if (kind := cls()).kind in caches:
+            shown |= labels(kind)
+    return {key: label for key, label in shown.items() if any(key in one for one in summaries.values())}
+
+
 def _said(key: str, summaries: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     """The texts under `key` of all summaries, each with the values it was said of."""
     said: dict[str, list[str]] = {}
@@ -146,9 +171,9 @@ def _said(key: str, summaries: dict[str, dict[str, Any]]) -> dict[str, list[str]
     return said
 
 
-def _cell(key: str, value: Any) -> str:
+def _cell(label: str, value: Any) -> str:
     if value is None:
         return "-"
-    if key == "prefix_cache_hit_rate":
+    if "(%)" in label:
         value *= 100.0
     return f"{value:.2f}" if isinstance(value, float) else str(value)

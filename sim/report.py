@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from sim.cache_figures import own_figures
 from sim.metrics import HIT_RATE_DEFINITION, QUANTILES
 
 if TYPE_CHECKING:
@@ -188,6 +189,8 @@ def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
             yield _line(f"{text}, P50 / P99 (s):", durations["p50"], durations["p99"])
     if "prefix_cache_resets" in s:
         yield _line("Resets, done / asked for:", s["prefix_cache_resets"], s["prefix_cache_resets_asked"])
+    for label, value in own_figures(result.resolved.scenario.cache, s):
+        yield _line(f"{label}:", value)
     yield _line("Preemptions:", s["num_preemptions"])
     yield _line("Re-admissions:", s["num_readmissions"])
     yield _line("Re-admissions: tokens hit / looked up:", s["preempted_hits"], s["preempted_queries"])

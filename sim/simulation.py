@@ -48,11 +48,13 @@ class Result(NamedTuple):
 class Tally:
     """What the records of a run say as they come, and no column keeps."""
 
-    max_num_batched_tokens: int
+    config: EngineConfig
+    measure_from: float
     num_refused: int = 0
     refused: list[int] = field(default_factory=list)  # the first ids
     longest: int = 0  # tokens of a prompt
     over_context: int = 0  # requests with prefill over cached context: after a hit, or in chunks
+    full_blocks: int = 0  # of all sequences of the measured requests
 
     def add(self, chunk: dict[str, Any]) -> None:
         """Take in a chunk of records, which is not modified."""
@@ -60,9 +62,12 @@ class Tally:
         self.num_refused += len(bad)
         self.refused.extend(bad[: NAMED - len(self.refused)].tolist())
         self.longest = max(self.longest, int(chunk["prompt_len"].max(initial=0)))
-        in_chunks = chunk["prompt_len"] - chunk["num_cached_tokens"] > self.max_num_batched_tokens
+        in_chunks = chunk["prompt_len"] - chunk["num_cached_tokens"] > self.config.max_num_batched_tokens
         over_context = (chunk["prefix_cache_hits"] > 0) | in_chunks
         self.over_context += int((over_context & (chunk["refused"] == 0)).sum())
+        counts = (chunk["refused"] == 0) & (chunk["arrival_time"] >= self.measure_from)
+        blocks = (chunk["prompt_len"] + chunk["output_len"]) // self.config.block_size
+        self.full_blocks += int((blocks * chunk["n"])[counts].sum())
 
 
 def run(
@@ -84,6 +89,7 @@ def run(
     """
     resolved = resolve(scenario)
     from sim.by_replica import by_replica
+    from sim.cache_figures import cache_figures
     from sim.domain import domain_warnings, with_share_on_kappa
     from sim.simulate import simulate  # slow to load; what does not resolve is told without it
     from sim.timeseries import time_series
@@ -98,7 +104,7 @@ def run(
     workload = scenario.workload
     begin = scenario.measure_from if scenario.measure_from is not None else -math.inf
     records = Records(folder / "requests.parquet" if folder else None, begin)
-    tally = Tally(config.max_num_batched_tokens)
+    tally = Tally(config, begin)
 
     def collect(chunk: dict[str, Any]) -> None:
         tally.add(chunk)
@@ -149,8 +155,7 @@ def run(
         slo = Slo(**scenario.slo.model_dump()) if scenario.slo else None
         counted = totals if scenario.measure_from is None else measured(totals, records)
         figures = summarize(records, counted, config, slo, cost)
-        if len(counted.cache_sums):
-            figures |= kind.module.figures(counted.cache_sums)
+        figures |= cache_figures(kind, counted, figures["token_fates"], tally.full_blocks if caching else 0)
         if scenario.measure_from is not None:
             figures |= effect(totals, records)
         figures |= warm_start(start, totals, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -54,6 +55,7 @@ class Totals(NamedTuple):
     steps_outside: StepsOutside
     durations: Ints  # of blocks and gaps, see sim/residency.py; of no bins: not kept
     evicted_from: dict[Owner, int]  # evictions by the owner of the block
+    metadata: Floats  # entries that the cache keeps to find KV, and the slots of that KV
     cache_sums: Floats  # what only this cache adds up, see its `figures`; of no length: nothing
     warm_up: Totals | None = None  # the same sums at `measure_from`
     replicas: tuple[Totals, ...] = ()  # those of each engine, of several
@@ -98,8 +100,14 @@ def totals_of(core: Core, owners: Iterable[Owner]) -> Totals:
         steps_outside=steps_outside(core),
         durations=core.pool.durations.copy(),
         evicted_from=dict(sorted(zip(owners, core.pool.evicted_from.tolist(), strict=False))),
+        metadata=np.array(_module(core).metadata(core), np.float64),
         cache_sums=np.array(getattr(core.cache, "sums", ()), np.float64),
     )
+
+
+def _module(core: Core) -> Any:
+    """The file of the engine's cache."""
+    return sys.modules[type(core.cache).__module__]
 
 
 def total(engines: Sequence[Totals]) -> Totals:

@@ -96,6 +96,7 @@ def test_table_has_a_column_for_each_value(scenario: Path) -> None:
 
 def test_what_is_assumed_or_warned_of_names_its_values() -> None:
     head = dict.fromkeys(FIGURES, 1.0) | {"name": "n", "model": "m", "gpu": "g", "seed": 0}
+    head |= {"cache": "apc", "metadata": "cached blocks"}
     one = head | {"assumed": ["both", "one only"], "warnings": []}
     two = head | {"assumed": ["both"], "warnings": ["two only"]}
     texts = [text for _, text in lines("f", {"a": one, "b": two})]

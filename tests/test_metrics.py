@@ -39,6 +39,7 @@ def make_totals(**given: float) -> Any:
     """
     zeros: dict[str, Any] = dict.fromkeys(text.split(), 0)
     zeros |= {"state_times": np.zeros(4), "fullest_states": np.zeros(4, np.int64)}
+    zeros |= {"metadata": np.zeros(2), "cache_sums": np.zeros(0)}
     nowhere = StepsOutside(*[0] * len(StepsOutside._fields))
     none = Samples(0.0, 1.0, np.zeros((0, X.WIDTH), np.int64), np.zeros(X.WIDTH, np.int64))
     tables = {"itl_histogram": new_histogram(), "steps_outside": nowhere, "samples": none}

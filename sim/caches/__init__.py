@@ -5,6 +5,10 @@ named tuple of arrays, `new_cache`, which makes one, and its own version of the 
 differs from what stands here. To add one, write its file and list it in `sim/caches/kinds.py`; the
 conformance suite then tests it.
 
+Beside the verbs a file has `metadata(core)`: how many entries the cache keeps to find KV, and for how
+many slots. It may have `figures(sums)`, what a summary says of `core.cache.sums`, with the `LABELS` of
+a report, and `audit(core)`, asserts for tests.
+
 `slot` is a request's place in the columns of `core.requests`. A verb changes what it says, and
 nothing where it returns False.
 """

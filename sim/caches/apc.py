@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from sim._jit import hot, verb
 from sim.blocked_head import (
     completes_missing,
@@ -35,6 +37,12 @@ class Cache(NamedTuple):
 def new_cache(kind: ApcKind, config: EngineConfig) -> Cache:
     """An empty one."""
     return Cache(new_blocked())
+
+
+def metadata(core: Core) -> tuple[float, float]:
+    """Blocks that the hash table names, and the slots of their KV; as they are now."""
+    cached = float(np.count_nonzero(core.pool.blocks[B.chain]))
+    return cached, cached * core.config.block_size
 
 
 @verb

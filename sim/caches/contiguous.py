@@ -28,7 +28,7 @@ from sim.core import Core, EngineConfig
 from sim.request import Ints
 
 ORACLE, POW2, MAX = range(3)
-RESERVATION, BLOCKED, RELEASES = range(3)  # Cache.numbers
+RESERVATION, BLOCKED, RELEASES, REGIONS, SLOTS = range(5)  # Cache.numbers
 NEVER = 1 << 62
 
 
@@ -39,7 +39,9 @@ class Cache(NamedTuple):
     sizes: Ints
     starts: Ints  # [seat]: the first block of its region
     orders: Ints  # [seat]: the region has 2**order blocks
-    numbers: Ints  # the reservation; the request refused last, -1: none; regions given back since then
+    # the reservation; the request refused last, -1: none; regions given back since then; all that were
+    # given, and their slots
+    numbers: Ints
 
 
 def new_cache(kind: ContiguousKind, config: EngineConfig) -> Cache:
@@ -49,8 +51,14 @@ def new_cache(kind: ContiguousKind, config: EngineConfig) -> Cache:
         *new_buddy(config.num_gpu_blocks - 1),
         starts=np.zeros(seats, np.int64),
         orders=np.zeros(seats, np.int64),
-        numbers=np.array([RESERVATIONS.index(kind.reservation), -1, 0], np.int64),
+        numbers=np.array([RESERVATIONS.index(kind.reservation), -1, 0, 0, 0], np.int64),
     )
+
+
+def metadata(core: Core) -> tuple[float, float]:
+    """Regions given so far, one entry each, and their slots."""
+    numbers = core.cache.numbers
+    return float(numbers[REGIONS]), float(numbers[SLOTS])
 
 
 @verb
@@ -109,6 +117,8 @@ def allocate_slots(core: Core, slot: int, num_new_tokens: int, num_hit_tokens: i
     cache.starts[seat] = allocate(memory(core), order)
     cache.orders[seat] = order
     core.pool.count[FREE] -= 1 << order
+    cache.numbers[REGIONS] += 1
+    cache.numbers[SLOTS] += block_size << order
     requests[R.num_blocks, slot] = 1 << order
     requests[R.edge, slot] = NEVER
     return True

@@ -29,6 +29,8 @@ class CacheKind(Section):
     kind: str = ""
     looks_up: ClassVar[bool] = True  # whether it searches for prefixes that are cached
     groups: ClassVar[bool] = False  # whether all sequences of a request are one to the engine
+    hashes: ClassVar[bool] = False  # whether it hashes every full block
+    metadata: ClassVar[str]  # what it keeps to find KV: see `metadata` in its file
 
     @model_serializer(mode="wrap")
     def _short(self, serialize: SerializerFunctionWrapHandler) -> str | dict[str, Any]:
@@ -54,6 +56,8 @@ class ApcKind(CacheKind):
     """vLLM V1's Automatic Prefix Caching."""
 
     kind: Literal["apc"] = "apc"
+    hashes: ClassVar[bool] = True
+    metadata: ClassVar[str] = "cached blocks"
 
 
 class PagedKind(CacheKind):
@@ -62,6 +66,7 @@ class PagedKind(CacheKind):
     kind: Literal["paged"] = "paged"
     looks_up: ClassVar[bool] = False
     groups: ClassVar[bool] = True
+    metadata: ClassVar[str] = "block-table entries"
     preemption_mode: Literal["recompute", "swap"] | None = Field(
         None, description="of a preempted group's KV; none: swapped where it has several sequences"
     )
@@ -121,6 +126,7 @@ class ContiguousKind(CacheKind):
 
     kind: Literal["contiguous"] = "contiguous"
     looks_up: ClassVar[bool] = False
+    metadata: ClassVar[str] = "regions"
     reservation: Literal["oracle", "pow2", "max"] = Field(
         "oracle", description="output tokens it holds room for: the true number, the next power of two, all"
     )

@@ -50,6 +50,14 @@ RECOMPUTE, SWAP, BY_WIDTH = range(3)  # how a group is preempted
 SEQUENCES, MODE, SEED, NUM_NUMBERS = range(4)  # Cache.numbers
 STEP_ENTRIES, STEP_BLOCKS, STEP_COPIES, STEP_SWAPPED_OUT, STEP_SWAPPED_IN, STEP_SECONDS, NUM_SUMS = range(7)
 
+LABELS = {
+    "blocks_saved_by_sharing": "Blocks saved by sharing (%)",
+    "num_cow_copies": "Blocks copied on write",
+    "num_blocks_swapped_out": "Blocks swapped out",
+    "num_blocks_swapped_in": "Blocks swapped in",
+    "copy_time": "Time of copies and swaps (s)",
+}
+
 _take = entry(take)
 
 
@@ -117,6 +125,12 @@ def figures(sums: Floats) -> dict[str, Any]:
         "num_blocks_swapped_in": int(swapped_in),
         "copy_time": seconds,
     }
+
+
+def metadata(core: Core) -> tuple[float, float]:
+    """Table entries, and the slots of the blocks in use, each summed over steps."""
+    sums = core.cache.sums
+    return float(sums[STEP_ENTRIES]), float(sums[STEP_BLOCKS] * core.config.block_size)
 
 
 @verb
