@@ -1,7 +1,6 @@
 """What every cache is put through, whatever it does: a cache is tested by being in KINDS.
 
-A variant is a kind with one value of each option that has a few: an option that is a Literal or a
-bool is tried with all of them.
+A variant is a kind with one value of each option that is a Literal: every one is tried.
 """
 
 from __future__ import annotations
@@ -9,17 +8,13 @@ from __future__ import annotations
 import itertools
 import math
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
-
-import numpy as np
 
 from sim.blocks import FREE
 from sim.caches.kinds import KINDS, CacheKind
 from sim.columns import B, K, Q, R
-from sim.core import RUNNING, Core, EngineConfig
-
-Audit = Callable[[Core], None]
+from sim.core import RUNNING, Core
 
 
 def variants() -> list[CacheKind]:
@@ -47,9 +42,7 @@ def _of(cls: type[CacheKind]) -> Iterator[CacheKind]:
 
 
 def _choices(annotation: Any) -> Iterator[Any]:
-    if annotation is bool:
-        yield from (False, True)
-    elif annotation is type(None):
+    if annotation is type(None):
         yield None
     elif get_origin(annotation) is Literal:
         yield from get_args(annotation)
@@ -103,6 +96,9 @@ def at_every_step(_: Any) -> float:
     return -math.inf
 
 
-def pool(config: EngineConfig, share: float) -> EngineConfig:
-    """The same engine with a share of the blocks, and the null block."""
-    return config._replace(num_gpu_blocks=1 + int(np.ceil(share * (config.num_gpu_blocks - 1))))
+MACHINES = {  # of each cache: the test file whose state machine, or random lives, it is held against
+    "apc": "test_pool_machine.py",
+    "radix": "test_radix_tree.py",
+    "paged": "test_block_tables.py",
+    "contiguous": "test_buddy.py",
+}
