@@ -68,6 +68,18 @@ def test_engine_equals_a_second_account_of_the_rules(seed: int, beam: bool) -> N
     assert seen["swapped"] > 3 and seen["recomputed"] > 3, seen
 
 
+def smallest_pool(kind: EquippedPaged, batch: Batch, config: EngineConfig) -> EngineConfig:
+    """The fewest blocks in which all those can run that could run in the pool of `config`."""
+
+    def able(config: EngineConfig) -> int:
+        return int((kind.blocks_needed(batch, config) < config.num_gpu_blocks).sum())
+
+    smaller = config
+    while able(smaller) == able(config) > 0:
+        config, smaller = smaller, smaller._replace(num_gpu_blocks=smaller.num_gpu_blocks - 1)
+    return config
+
+
 def compare_with_model(rng: random.Random, beam: bool, seen: Counter[str]) -> None:
     size = rng.choice([1, 2, 4, 8, 16])
     n = rng.randint(2, 14)
@@ -82,7 +94,7 @@ def compare_with_model(rng: random.Random, beam: bool, seen: Counter[str]) -> No
     mode = rng.choice([None, "swap", "recompute"])
     blocks = rng.choice([1, 2, 4]) * (wide * longest // size + 4) + sum(-(-p // size) for p in prefixes)
     config = engine(
-        block_size=size, num_gpu_blocks=blocks + 1, max_num_batched_tokens=rng.choice([8, 64, 512]),
+        block_size=size, num_gpu_blocks=blocks + 1, max_num_batched_tokens=rng.choice([5, 20, 512]),
         max_num_seqs=rng.choice([4, 12, 40]), watermark=rng.choice([0.0, 0.01, 0.1]), max_model_len=1000,
     )  # fmt: skip
     batch = prompts(
@@ -92,6 +104,8 @@ def compare_with_model(rng: random.Random, beam: bool, seen: Counter[str]) -> No
     )  # fmt: skip
     key = rng.randrange(2**32)
     kind = EquippedPaged(preemption_mode=mode, prefix_lens=tuple(prefixes), seed=key)
+    if rng.random() < 0.5:
+        config = smallest_pool(kind, batch, config)
     result = run(batch, config, kind)
 
     def parents(group: Group) -> list[int]:
@@ -100,8 +114,8 @@ def compare_with_model(rng: random.Random, beam: bool, seen: Counter[str]) -> No
 
     spare = int(config.watermark * config.num_gpu_blocks)
     model = Model(
-        block_size=size, blocks=blocks, budget=config.max_num_batched_tokens, max_seqs=config.max_num_seqs,
-        watermark=spare, mode=mode, prefixes=prefixes, parents=parents,
+        block_size=size, blocks=config.num_gpu_blocks - 1, budget=config.max_num_batched_tokens,
+        max_seqs=config.max_num_seqs, watermark=spare, mode=mode, prefixes=prefixes, parents=parents,
     )  # fmt: skip
     refused = result.records["refused"].tolist()
     model.run(
@@ -110,6 +124,8 @@ def compare_with_model(rng: random.Random, beam: bool, seen: Counter[str]) -> No
     sums, totals = figures(result), result.totals
     assert totals.num_steps == model.steps
     assert totals.num_scheduled_tokens == model.computed_tokens
+    ran = result.records["refused"] == 0
+    assert totals.itl_count == (np.array(widths) * (np.array(outs) - 1))[ran].sum()
     assert totals.num_preemptions == model.preemptions
     assert sums["num_cow_copies"] == model.copies
     assert (sums["num_blocks_swapped_out"], sums["num_blocks_swapped_in"]) == (
@@ -177,6 +193,38 @@ def test_beams_of_width_6_conserve_blocks_at_every_step() -> None:
     assert sums["num_cow_copies"] > 50_000
     moved = sums["num_blocks_swapped_out"] + sums["num_blocks_swapped_in"]
     assert sums["copy_time"] == pytest.approx(sums["num_cow_copies"] * 1e-6 + moved * 1e-5)
+
+
+def test_shape_of_a_step_counts_sequences() -> None:
+    """What attention is timed by: a prompt of 5 once; then 3 sequences over 6, 7, … tokens."""
+    shapes: list[list[int]] = []
+
+    def look(core: Core) -> None:
+        shapes.append(core.count[K.shape_decodes : K.shape_context + 1].tolist())
+
+    run(one(5, 3, n=3), engine(), horizon=lambda _: -math.inf, observe=look)
+    prefill, decodes = [0, 0, 1, 5, 25, 0, 0], [[3, 3 * (6 + i), 0, 0, 0, 0, 0] for i in range(2)]
+    met = [shape for i, shape in enumerate(shapes) if any(shape) and shape not in shapes[:i]]
+    assert met == [prefill, *decodes]
+
+
+def test_recomputed_outputs_are_of_every_sequence() -> None:
+    """A group of 2 that has lost 4 + 2 * k tokens: its prompt in one step, k outputs of both in the next."""
+    shapes: list[tuple[int, ...]] = []
+
+    def look(core: Core) -> None:
+        names = (K.shape_prefills, K.shape_tokens, K.shape_squares, K.shape_cross, K.shape_context)
+        shapes.append(tuple(core.count[list(names)].tolist()))
+
+    batch = prompts([[(1, 4)], [(2, 4)]], output_len=9, gap=0.0, n=2)
+    config = engine(block_size=4, num_gpu_blocks=9)
+    kind = EquippedPaged(preemption_mode="recompute")
+    run(batch, config, kind, horizon=lambda _: -math.inf, observe=look)
+    alone = {shape for shape in shapes if shape[0] == 2 and shape[4] > 0}
+    (shape,) = alone
+    outputs = shape[1] // 2
+    assert outputs > 1
+    assert shape == (2, 2 * outputs, 2 * outputs * outputs, 2 * outputs * 4, 2 * 4)
 
 
 @given(

@@ -88,7 +88,7 @@ class PagedKind(CacheKind):
         return None
 
     def blocks_needed(self, batch: Batch, config: EngineConfig) -> Ints:
-        """With what an append, or a return after preemption, asks for; too many sequences fit nowhere."""
+        """With what its last return after a preemption would ask for; too many sequences fit nowhere."""
         width = batch.n * batch.beam_width
         tokens = np.minimum(batch.prompt_len + batch.output_len, config.max_model_len) - 1
         shared = batch.prompt_len // config.block_size
@@ -98,8 +98,7 @@ class PagedKind(CacheKind):
             return np.asarray(shared + width * (-(-tokens // config.block_size) - shared))
 
         swapped = (width > 1) if self.preemption_mode is None else (self.preemption_mode == "swap")
-        back = np.where(swapped, grown(tokens - 1) + width, grown(tokens)) + spare
-        needed = np.maximum(grown(tokens - 1) + width, back)
+        needed = np.where(swapped, grown(tokens - 1) + width, grown(tokens)) + spare
         return np.where(width > min(config.max_num_seqs, config.max_num_batched_tokens), 2**62, needed)
 
 
