@@ -22,7 +22,7 @@ import numpy as np
 
 from sim._jit import hot
 from sim.blocks import FREE
-from sim.caches import held_slots, wanted_slots
+from sim.caches import held_slots, num_sequences, wanted_slots
 from sim.columns import K, Q, R, W
 from sim.core import Core
 from sim.request import Floats, Ints
@@ -48,11 +48,14 @@ def note_held(core: Core) -> int:
     for i in range(count[K.num_running]):
         slot = core.queues[Q.running, i]
         wanted = wanted_slots(core, slot)
+        here = requests[R.num_computed, slot]
+        # sequences of one request share what is full, and each has a last block from its first output on
+        width = num_sequences(core, slot, here - 1)
         longest = min(requests[R.prompt_len, slot] + requests[R.output_len, slot], core.config.max_model_len)
-        count[K.slots_held] += held_slots(core, slot)
-        count[K.slots_wanted] += wanted
-        count[K.slots_never_filled] += max(0, wanted - longest)
-        computed += requests[R.num_computed, slot]
+        count[K.slots_held] += here + width * (held_slots(core, slot) - here)
+        count[K.slots_wanted] += here + width * (wanted - here)
+        count[K.slots_never_filled] += width * max(0, wanted - longest)
+        computed += here
     return computed
 
 

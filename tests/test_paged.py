@@ -227,6 +227,12 @@ def test_recomputed_outputs_are_of_every_sequence() -> None:
     assert shape == (2, 2 * outputs, 2 * outputs * outputs, 2 * outputs * 4, 2 * 4)
 
 
+def test_what_the_memory_holds_counts_shared_slots_once() -> None:
+    """3 samples of a prompt of 5: each ends with a block of its own, 6 tokens in it and room for one more."""
+    held = run(one(5, 2, n=3), engine(memory_states=True)).totals.fullest_states.tolist()
+    assert held == [3 * 6, 3 * 1, 3 * 9, 0]
+
+
 @given(
     size=st.sampled_from([1, 4, 16]),
     prompt=st.integers(1, 70),
