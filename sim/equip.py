@@ -39,7 +39,9 @@ def equipped(resolved: Resolved, seed: np.random.SeedSequence) -> tuple[CacheKin
         swap_seconds=swap_seconds,
         seed=int(stream_seed(seed, Stream.BEAMS).generate_state(1)[0]),
     )
-    return ready, [BEAMS, COPIES if swap_seconds > 0 else FREE_COPIES]
+    searches = getattr(resolved.scenario.workload, "beam_width", None) != 1  # None: request by request
+    assumed = [BEAMS] if searches else []
+    return ready, [*assumed, COPIES if swap_seconds > 0 else FREE_COPIES]
 
 
 def _seconds(resolved: Resolved) -> tuple[float, float]:

@@ -93,11 +93,13 @@ def run(
     from sim.domain import domain_warnings, with_share_on_kappa
     from sim.simulate import simulate  # slow to load; what does not resolve is told without it
     from sim.timeseries import time_series
-    from sim.warm_start import COLD, after, check_savable, loaded, primed, saved, warm_start
+    from sim.warm_start import COLD, after, check_keeps, check_savable, loaded, primed, saved, warm_start
 
     cost = resolved.step_time.cost
     caching = resolved.config.enable_prefix_caching and scenario.cache.looks_up
     config = resolved.config._replace(token_fates=caching, residency=caching, memory_states=True)
+    if save_cache or cache is not None:
+        check_keeps(scenario)
     if save_cache:
         check_savable(scenario)
     start = COLD if cache is None else loaded(cache, scenario, config)

@@ -107,6 +107,15 @@ def primed(
     return _start(left, common, figures, notes)
 
 
+def check_keeps(scenario: Scenario) -> None:
+    """Raise InputError, one line, if this way to share KV keeps nothing that another run could begin with."""
+    if not scenario.cache.looks_up:
+        raise InputError(
+            f"cache: {scenario.cache.kind} keeps no KV of ended requests: leave --save-cache and "
+            "--load-cache out"
+        )
+
+
 def check_savable(scenario: Scenario) -> None:
     """Raise InputError, one line, if the cache that a run leaves cannot be saved."""
     if not scenario.engine.enable_prefix_caching:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_paged import Group, Model
 from simulation import Run, engine, in_order, linear, prompts
+from typer.testing import CliRunner
 
 from sim import block_tables
 from sim._jit import entry
-from sim.block_tables import ENTRIES
-from sim.blocks import FREE
+from sim.caches import paged
 from sim.caches.kinds import EquippedPaged
-from sim.columns import B, K, Q, R
+from sim.cli import app
+from sim.columns import K
 from sim.core import Core, EngineConfig
 from sim.engine import Records
 from sim.request import Batch
@@ -47,8 +50,6 @@ def run(batch: Batch, config: EngineConfig, kind: EquippedPaged | None = None, *
 
 def figures(result: Run) -> dict[str, Any]:
     """What the summary says of the cache."""
-    from sim.caches import paged
-
     return paged.figures(result.totals.cache_sums)
 
 
@@ -145,31 +146,6 @@ def compare_with_model(rng: random.Random, beam: bool, seen: Counter[str]) -> No
     seen["refused"] += any(refused)
 
 
-def check_conservation(core: Core) -> None:
-    """References are what tables name, and all other blocks are free."""
-    tables, requests = core.cache.tables, core.requests
-    width_of_row = len(tables.children)
-    named = np.zeros(core.pool.blocks.shape[1], np.int64)
-    np.add.at(named, core.cache.prefix_blocks, 1)
-    entries = len(core.cache.prefix_blocks)
-    for slot in core.queues[Q.running, : core.count[K.num_running]].tolist():
-        first = requests[R.seat, slot] * width_of_row
-        width = requests[R.n, slot] * requests[R.beam_width, slot]
-        rows = tables.rows[first : first + width, : requests[R.num_blocks, slot]]
-        assert (rows > 0).all()
-        np.add.at(named, rows.ravel(), 1)
-        entries += rows.size
-    for slot in core.queues[Q.waiting, : core.count[K.num_waiting]].tolist():
-        if requests[R.num_blocks, slot] > 0:
-            first = requests[R.seat, slot] * width_of_row
-            width = requests[R.n, slot] * requests[R.beam_width, slot]
-            rows = tables.rows[first : first + width, : requests[R.num_blocks, slot]]
-            np.add.at(named, rows[rows > 0], 1)
-    assert np.array_equal(core.pool.blocks[B.ref_cnt], named)
-    assert core.pool.count[FREE] == len(named) - 1 - np.count_nonzero(named)
-    assert tables.count[ENTRIES] == entries
-
-
 def test_beams_of_width_6_conserve_blocks_at_every_step() -> None:
     """1,000 requests in a pool that preempts; looked at after every step."""
     rng = np.random.default_rng(1)
@@ -181,7 +157,7 @@ def test_beams_of_width_6_conserve_blocks_at_every_step() -> None:
     def look(core: Core) -> None:
         nonlocal looks
         looks += 1
-        check_conservation(core)
+        paged.audit(core)
 
     kind = EquippedPaged(prefix_lens=(37,), copy_seconds=1e-6, swap_seconds=1e-5)
     result = run(batch, config, kind, horizon=lambda _: -math.inf, observe=look)
@@ -370,25 +346,33 @@ workload:
   {kind: shared_prefix, num_groups: 2, prefix_len: 21, suffix_len: 9, output_len: 20, request_rate: 30,
    num_requests: 40, beam_width: 4}
 """
-COMMAND = [sys.executable, "-m", "sim.cli", "run"]
 
 
-def command(tmp_path: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+def prefixsim(tmp_path: Path, *words: str, options: Sequence[str] = ()) -> Any:
+    """The command on SCENARIO with `options` laid over it; `words` are `run`, say, and more."""
     path = tmp_path / "paged.yaml"
     path.write_text(SCENARIO)
     sets = [part for option in options for part in ("--set", option)]
-    return subprocess.run(
-        [*COMMAND, str(path), "--format", "json", *sets],
-        env=os.environ | env, capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent,
-    )  # fmt: skip
+    return CliRunner().invoke(app, [words[0], str(path), *words[1:], *sets])
 
 
 def test_same_bytes_compiled_and_plain(tmp_path: Path) -> None:
-    compiled = command(tmp_path, NUMBA_DISABLE_JIT="0")
-    assert compiled.returncode == 0, compiled.stderr
-    assert command(tmp_path, NUMBA_DISABLE_JIT="1").stdout == compiled.stdout
-    assert '"num_cow_copies": 0' not in compiled.stdout
-    assert "parents of beams" in compiled.stdout
+    here = prefixsim(tmp_path, "run", "--format", "json")
+    command = [sys.executable, "-m", "sim.cli", "run", str(tmp_path / "paged.yaml"), "--format", "json"]
+    env = os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    home = Path(__file__).resolve().parent.parent
+    plain = subprocess.run(command, env=env, capture_output=True, text=True, cwd=home, check=True)
+    assert plain.stdout == here.stdout
+    summary = json.loads(here.stdout)
+    assert summary["num_cow_copies"] > 0 and summary["prefix_cache_hits"] == 40 * 21
+    assert any("parents of beams" in text for text in summary["assumed"])
+
+
+def refused(done: Any) -> str:
+    """The one line in which something was refused."""
+    assert done.exit_code == 2
+    assert done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+    return str(done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -400,16 +384,21 @@ def test_same_bytes_compiled_and_plain(tmp_path: Path) -> None:
         ("reset_prefix_cache=[1.0]", "reset_prefix_cache"),
         ("workload.prefix_len=2000", "num_gpu_blocks"),
         ("cache.preemption_mode=both", "preemption_mode"),
+        ("workload={kind: scan, num_requests: 3, prompt_len: 20, output_len: 2, request_rate: 1}", "reserve"),
     ],
 )
 def test_what_paged_cannot_do_is_one_line(tmp_path: Path, option: str, said: str) -> None:
-    done = command(tmp_path, option, NUMBA_DISABLE_JIT="1")
-    assert done.returncode == 2
-    assert done.stdout == "" and said in done.stderr and done.stderr.count("\n") == 1
+    assert said in refused(prefixsim(tmp_path, "run", options=[option]))
 
 
-def test_prefixes_nobody_knows_cannot_be_reserved(tmp_path: Path) -> None:
-    scan = "{kind: scan, num_requests: 3, prompt_len: 20, output_len: 2, request_rate: 1}"
-    done = command(tmp_path, f"workload={scan}", NUMBA_DISABLE_JIT="1")
-    assert done.returncode == 2
-    assert "reserve_prefixes" in done.stderr and done.stderr.count("\n") == 1
+def test_nothing_of_paged_can_be_kept_or_drawn(tmp_path: Path) -> None:
+    kept = tmp_path / "cache.npz"
+    assert "--save-cache" in refused(prefixsim(tmp_path, "run", "--save-cache", str(kept)))
+    assert not kept.exists()
+    assert "paged" in refused(prefixsim(tmp_path, "explain"))
+
+
+def test_without_caching_nothing_is_reserved(tmp_path: Path) -> None:
+    off = ["engine.enable_prefix_caching=false"]
+    summary = json.loads(prefixsim(tmp_path, "run", "--format", "json", options=off).stdout)
+    assert summary["prefix_cache_hits"] == 0

@@ -44,6 +44,9 @@ class CacheKind(Section):
 
     def misfit(self, scenario: Scenario) -> str | None:
         """What of a scenario this cache cannot do, and the remedy; None: it can do all."""
+        if not self.looks_up and (scenario.prime is not None or scenario.reset_prefix_cache):
+            what = "prime" if scenario.prime is not None else "reset_prefix_cache"
+            return f"cache: {self.kind} keeps no KV of ended requests, so {what} has no effect: leave it out"
         return None
 
     def blocks_needed(self, batch: Batch, config: EngineConfig) -> Ints:
@@ -82,10 +85,7 @@ class PagedKind(CacheKind):
             return "cache: paged knows no priorities, as vLLM 0.2: set engine.scheduling_policy to fcfs"
         if engine.max_loras is not None:
             return "cache: paged knows no places for adapters, as vLLM 0.2: leave engine.max_loras out"
-        if scenario.prime is not None or scenario.reset_prefix_cache:
-            what = "prime" if scenario.prime is not None else "reset_prefix_cache"
-            return f"cache: paged keeps no KV of ended requests, so {what} has no effect: leave it out"
-        return None
+        return super().misfit(scenario)
 
     def blocks_needed(self, batch: Batch, config: EngineConfig) -> Ints:
         """With what its last return after a preemption would ask for; too many sequences fit nowhere."""

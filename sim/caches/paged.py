@@ -41,7 +41,7 @@ from sim.block_tables import (
 from sim.blocks import FREE, BlockPool, take
 from sim.caches.kinds import EquippedPaged, PagedKind
 from sim.chains import ChainTree
-from sim.columns import R
+from sim.columns import B, K, Q, R
 from sim.core import Core, EngineConfig
 from sim.request import Floats, Ints
 from sim.seats import leave_plain_seat
@@ -131,6 +131,35 @@ def metadata(core: Core) -> tuple[float, float]:
     """Table entries, and the slots of the blocks in use, each summed over steps."""
     sums = core.cache.sums
     return float(sums[STEP_ENTRIES]), float(sums[STEP_BLOCKS] * core.config.block_size)
+
+
+def audit(core: Core) -> None:
+    """Assert, for tests: blocks have as many references as tables name them, and all others are free."""
+    cache, requests = core.cache, core.requests
+    rows = cache.tables.rows
+    named = np.zeros(core.pool.blocks.shape[1], np.int64)
+    np.add.at(named, cache.prefix_blocks, 1)
+    entries = sequences = 0
+    running = core.queues[Q.running, : core.count[K.num_running]].tolist()
+    for slot in (*running, *core.queues[Q.waiting, : core.count[K.num_waiting]].tolist()):
+        if (num_blocks := requests[R.num_blocks, slot]) == 0:
+            continue
+        width = int(requests[R.n, slot] * requests[R.beam_width, slot])
+        first = requests[R.seat, slot] * len(cache.tables.children)
+        table = rows[first : first + width, :num_blocks]
+        assert (table != 0).all()
+        np.add.at(named, table[table > 0], 1)
+        if slot in running:
+            assert (table > 0).all() and cache.on_host[requests[R.seat, slot]] == 0
+            entries += table.size
+            sequences += width
+        else:
+            moved = set(table[table < 0].tolist())
+            assert len(moved) == -min(moved) == cache.on_host[requests[R.seat, slot]]
+    assert np.array_equal(core.pool.blocks[B.ref_cnt], named)
+    assert core.pool.count[FREE] == len(named) - 1 - np.count_nonzero(named)
+    assert cache.tables.count[ENTRIES] == entries + len(cache.prefix_blocks)
+    assert cache.numbers[SEQUENCES] == sequences <= core.config.max_num_seqs
 
 
 @verb

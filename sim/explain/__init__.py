@@ -98,6 +98,8 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
     scenario = load(path, overrides)
     if scenario.prime is not None:
         raise InputError(f"{path}: explain draws one workload: drop prime, and call measure workload")
+    if scenario.cache.kind != "apc":
+        raise InputError(f"{path}: explain draws the blocks of cache: apc, not of {scenario.cache.kind}")
     resolved = resolve(scenario)
     config, workload = resolved.config, scenario.workload
     if config.num_gpu_blocks > MAX_BLOCKS + 1:
