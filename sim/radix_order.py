@@ -13,14 +13,14 @@ from sim._jit import verb
 from sim.chains import NAMESPACE_ROOT, ROOT, ChainTree, find_node
 from sim.columns import C, K, N, Q, R
 from sim.core import Core
-from sim.radix_tree import split_behind, use_path
+from sim.radix_tree import split_behind, tree_of, use_path
 from sim.request import Ints
 from sim.waiting import goes_before
 
 MAX_SORTED = 128  # above so many waiting requests the policy is fcfs
 ALIKE = 32  # tokens: a hit of no more is little; so many equal ones are beginning alike
 
-# rows of Radix.order
+# rows of Cache.order of sim/caches/radix.py
 SLOT, KEY, CLASS = range(3)
 LAST = 1  # the key of a deprioritized request; the others' is minus their hit
 
@@ -91,7 +91,7 @@ def match_waiting(core: Core, slot: int) -> int:
     nodes = core.tree.nodes
     node = core.tree.chains[C.node, chain]
     num_pages = nodes[N.first_block, node] + chain - nodes[N.first_chain, node]
-    tree = core.cache.tree
+    tree = tree_of(core)
     use_path(tree, split_behind(tree, core.tree.chains[C.block, chain], num_pages))
     tokens: int = num_pages * core.config.block_size
     return tokens

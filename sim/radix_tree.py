@@ -25,6 +25,7 @@ from sim._jit import hot, verb
 from sim.blocks import EVICTIONS, FREE, NULL_BLOCK, BlockPool, forget, insert_after, register
 from sim.chains import ChainTree
 from sim.columns import B, C, E
+from sim.core import Core
 from sim.request import Ints
 from sim.residency import note_eviction
 
@@ -50,6 +51,12 @@ def new_radix_tree(num_gpu_blocks: int) -> RadixTree:
         np.zeros((num_gpu_blocks, 2), np.int64),
         np.array([0, 0, 0, 1], np.int64),
     )
+
+
+@hot
+def tree_of(core: Core) -> RadixTree:
+    """The tree of an engine whose cache is sim/caches/radix.py."""
+    return RadixTree(core.cache.nodes, core.cache.pages, core.cache.tree_count)
 
 
 @verb

@@ -354,7 +354,7 @@ def test_a_retraction_makes_room_for_twenty_steps_of_each_that_stays(others: int
     core.count[K.vacant_seats] -= 1
     core.tree.nodes[N.refs, 0] += 1  # where its path ends
     core.requests[R.num_blocks, slot] = 34
-    for i in range(core.pool.count[FREE] - core.cache.tree.count[EVICTABLE]):
+    for i in range(core.pool.count[FREE] - core.cache.tree_count[EVICTABLE]):
         core.seat_blocks[slot, i] = take(core.pool, core.tree, 0)
     preempt(core, slot)
     assert core.pool.count[EVICTIONS] == evicted
@@ -465,9 +465,9 @@ def test_when_all_has_ended_the_tree_holds_what_the_pool_lacks() -> None:
         core = stepper.core
         assert len(np.concatenate([r["request_id"] for r in stepper.rows])) == 200
         assert core.pool.count[FREE] == pool - 1
-        nodes = core.cache.tree.nodes
+        nodes = core.cache.nodes
         held, node = 0, nodes[ROOT, E.after]
         while node != ROOT:
             held, node = held + nodes[node, E.num_pages], nodes[node, E.after]
-        assert held == core.cache.tree.count[EVICTABLE] > 0
+        assert held == core.cache.tree_count[EVICTABLE] > 0
         assert core.tree.nodes[N.refs, 0] > 0

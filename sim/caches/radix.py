@@ -35,7 +35,6 @@ from sim.radix_admission import (
 from sim.radix_order import MAX_SORTED, longest_prefix_first
 from sim.radix_tree import (
     EVICTABLE,
-    RadixTree,
     forget_leaf,
     free_page,
     insert,
@@ -43,6 +42,7 @@ from sim.radix_tree import (
     make_room,
     match,
     new_radix_tree,
+    tree_of,
     unlock,
 )
 from sim.request import Floats, Ints
@@ -51,25 +51,27 @@ from sim.seats import leave_named_seat, take_named_seat
 from sim.waiting import add_request
 
 
-class Radix(NamedTuple):
+class Cache(NamedTuple):
     """What this cache keeps beside the engine's pool, chain ids and seats.
 
     Of a request's block table the first requests[R.num_cached_blocks] are in the tree, and locked.
     """
 
-    tree: RadixTree
+    nodes: Ints  # this and the next two: see sim/radix_tree.py
+    pages: Ints
+    tree_count: Ints
     prefill: Ints  # [seat]: the tokens that its request had when it was admitted
     order: Ints  # [row, i]: see sim/radix_order.py
     count: Ints  # type: ignore[assignment]  # this and the next: see sim/radix_admission.py
     ratio: Floats
 
 
-def new_cache(kind: RadixKind, config: EngineConfig) -> Radix:
+def new_cache(kind: RadixKind, config: EngineConfig) -> Cache:
     """An empty one."""
     count = np.zeros(COUNT_WIDTH, np.int64)
     count[LPM] = kind.schedule_policy == "lpm" and config.enable_prefix_caching
-    return Radix(
-        tree=new_radix_tree(config.num_gpu_blocks),
+    return Cache(
+        *new_radix_tree(config.num_gpu_blocks),
         prefill=np.zeros(config.max_num_seqs + 1, np.int64),
         order=np.zeros((3, MAX_SORTED), np.int64),
         count=count,
@@ -115,7 +117,7 @@ def get_computed_tokens(core: Core, slot: int) -> int:
     page_size = core.config.block_size
     chains = core.seat_chains[core.requests[R.seat, slot]]
     limit = (core.requests[R.num_tokens, slot] - 1) // page_size
-    return match(core.cache.tree, core.tree, chains, limit) * page_size
+    return match(tree_of(core), core.tree, chains, limit) * page_size
 
 
 @hot
@@ -130,7 +132,7 @@ def lengthen(core: Core, slot: int, num_tokens: int) -> bool:
         return False
     if wanted > 0:
         before = core.pool.count[EVICTIONS]
-        make_room(core.cache.tree, core.pool, core.tree, wanted)
+        make_room(tree_of(core), core.pool, core.tree, wanted)
         requests[R.num_evictions, slot] += core.pool.count[EVICTIONS] - before
         table = core.seat_blocks[requests[R.seat, slot]]
         for i in range(num_blocks, num_pages):
@@ -152,9 +154,9 @@ def allocate_slots(core: Core, slot: int, num_new_tokens: int, num_hit_tokens: i
     num_hit = num_hit_tokens // core.config.block_size
     chains = core.seat_chains[requests[R.seat, slot]]
     last = core.tree.chains[C.block, chains[num_hit - 1]] if num_hit > 0 else NULL_BLOCK
-    lock(core.cache.tree, core.pool, NULL_BLOCK, last)
+    lock(tree_of(core), core.pool, NULL_BLOCK, last)
     if not may_be_admitted(core, slot, num_hit_tokens):
-        unlock(core.cache.tree, core.pool, last)
+        unlock(tree_of(core), core.pool, last)
         return False
     table = core.seat_blocks[requests[R.seat, slot]]
     for i in range(num_hit):
@@ -186,7 +188,7 @@ def put_in(core: Core, slot: int, num_tokens: int) -> int:
     num_pages = num_tokens // core.config.block_size
     seat = requests[R.seat, slot]
     insert(
-        core.cache.tree,
+        tree_of(core),
         core.pool,
         core.tree,
         core.seat_chains[seat],
@@ -218,7 +220,7 @@ def after_step(core: Core, slot: int, num_tokens: int, sampled: bool) -> None:
     before = last_protected(core, slot)
     num_pages = put_in(core, slot, num_tokens)
     core.requests[R.num_cached_blocks, slot] = num_pages
-    lock(core.cache.tree, core.pool, before, last_protected(core, slot))
+    lock(tree_of(core), core.pool, before, last_protected(core, slot))
 
 
 @verb
@@ -228,7 +230,7 @@ def release(core: Core, slot: int, num_kept: int) -> None:
     table = core.seat_blocks[requests[R.seat, slot]]
     for i in range(num_kept, requests[R.num_blocks, slot]):
         free_page(core.pool, table[i])
-    unlock(core.cache.tree, core.pool, last_protected(core, slot))
+    unlock(tree_of(core), core.pool, last_protected(core, slot))
     requests[R.num_blocks, slot] = 0
     requests[R.num_cached_blocks, slot] = 0
     core.cache.count[FULL] = 0
@@ -260,7 +262,7 @@ def preempt(core: Core, slot: int) -> int:
     leave_seat(core, slot)
     room = note_retracted(core) * RETRACT_DECODE_STEPS
     page_size = core.config.block_size
-    make_room(core.cache.tree, core.pool, core.tree, (room + page_size - 1) // page_size)
+    make_room(tree_of(core), core.pool, core.tree, (room + page_size - 1) // page_size)
     return 0
 
 
@@ -269,8 +271,8 @@ def reset(core: Core) -> bool:
     """Forget all that is cached, if no request holds any; the pages do not count as evicted (flush_cache)."""
     if core.pool.count[FREE] != core.config.num_gpu_blocks - 1:
         return False
-    while core.cache.tree.count[EVICTABLE] > 0:
-        forget_leaf(core.cache.tree, core.pool, core.tree, False)
+    while core.cache.tree_count[EVICTABLE] > 0:
+        forget_leaf(tree_of(core), core.pool, core.tree, False)
     return True
 
 
