@@ -6,10 +6,11 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from conformance import at_every_step
 from model_radix import ModelTree
 from simulation import APART, Run, Segments, engine, prompts, run
 
@@ -21,11 +22,11 @@ from sim.caches import radix as cache
 from sim.caches.kinds import RadixKind
 from sim.clients import arrivals
 from sim.clock import Clock
-from sim.columns import E, K, N, Q, R, W
+from sim.columns import K, N, Q, R, W
 from sim.core import EngineConfig
 from sim.engine import Engine
 from sim.radix_admission import FULL, PROMISED, RATIO
-from sim.radix_tree import EVICTABLE, ROOT
+from sim.radix_tree import EVICTABLE
 from sim.request import Batch, make_batch
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -405,9 +406,7 @@ def test_lpm_lets_the_longest_cached_prefix_in_first() -> None:
     batch = prompts([*warm, *waiting], gap=0.0, output_len=1)
     times = np.array([0.0, 0.0, 10.0, 10.1, 10.2, 10.3])
     batch = batch._replace(arrival_time=times)
-    order = {"fcfs": [0, 1, 2, 3], "lpm": [0, 2, 3, 1]}
-    for policy, expected in order.items():
-        kind = RadixKind(schedule_policy=policy)  # type: ignore[arg-type]
+    for kind, expected in ((RADIX, [0, 1, 2, 3]), (LPM, [0, 2, 3, 1])):
         steps = admissions(batch, kind, block_size=1, max_num_batched_tokens=200, max_num_seqs=1)[2:]
         assert np.argsort(np.argsort(steps)).tolist() == expected
 
@@ -453,21 +452,25 @@ def test_hit_and_evicted_are_what_an_infinite_pool_would_hit() -> None:
     assert tight.hit_rate < ample.hit_rate
 
 
-def test_when_all_has_ended_the_tree_holds_what_the_pool_lacks() -> None:
-    for page, pool in ((1, 700), (3, 300), (16, 60)):
-        stepper = Stepper(engine(block_size=page, num_gpu_blocks=pool, max_num_batched_tokens=200), LPM)
-        rng = np.random.default_rng(page)
-        rows: list[tuple[Segments, int]] = []
-        for i in range(200):
-            shared, own, out = (int(n) for n in rng.integers((5, 1, 1), (150, 100, 60)))
-            rows.append(([(int(rng.integers(5)), shared), (100 + i, own), (-1 - i, out)], shared + own))
-        stepper.run(requests(rows, gap=0.003))
-        core = stepper.core
-        assert len(np.concatenate([r["request_id"] for r in stepper.rows])) == 200
-        assert core.pool.count[FREE] == pool - 1
-        nodes = core.cache.nodes
-        held, node = 0, nodes[ROOT, E.after]
-        while node != ROOT:
-            held, node = held + nodes[node, E.num_pages], nodes[node, E.after]
-        assert held == core.cache.tree_count[EVICTABLE] > 0
-        assert core.tree.nodes[N.refs, 0] > 0
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+@pytest.mark.parametrize(("page", "pool"), [(1, 700), (3, 300), (16, 60)])
+def test_between_any_two_steps_every_page_is_accounted_for(
+    page: int, pool: int, policy: Literal["fcfs", "lpm"]
+) -> None:
+    rng = np.random.default_rng(page)
+    rows: list[tuple[Segments, int]] = []
+    for i in range(150):
+        shared, own, out = (int(n) for n in rng.integers((5, 1, 1), (150, 100, 60)))
+        rows.append(([(int(rng.integers(5)), shared), (100 + i, own), (-1 - i, out)], shared + own))
+    batch = requests(rows, gap=0.003)
+    config = engine(block_size=page, num_gpu_blocks=pool, max_num_batched_tokens=200)
+    kind = RadixKind(schedule_policy=policy, schedule_conservativeness=0.0)  # lets too many in
+    looks = 0
+
+    def look(core: Any) -> None:
+        nonlocal looks
+        looks += 1
+        cache.audit(core)
+
+    result = run(batch, config, kind=kind, observe=look, horizon=at_every_step)
+    assert looks > 500 and result.totals.num_evictions > 0 and result.totals.num_preemptions > 0

@@ -16,7 +16,7 @@ import numpy as np
 from sim._jit import hot, verb
 from sim.blocks import EVICTIONS, FREE, NULL_BLOCK, take
 from sim.caches.kinds import RadixKind
-from sim.columns import C, K, R
+from sim.columns import B, C, E, K, Q, R
 from sim.core import Core, EngineConfig
 from sim.prompt_fates import note_computed
 from sim.radix_admission import (
@@ -35,6 +35,8 @@ from sim.radix_admission import (
 from sim.radix_order import MAX_SORTED, longest_prefix_first
 from sim.radix_tree import (
     EVICTABLE,
+    NODE,
+    ROOT,
     forget_leaf,
     free_page,
     insert,
@@ -77,6 +79,13 @@ def new_cache(kind: RadixKind, config: EngineConfig) -> Cache:
         count=count,
         ratio=new_ratio(kind.schedule_conservativeness),
     )
+
+
+def metadata(core: Core) -> tuple[float, float]:
+    """Nodes of the tree, and the slots of their pages; as they are now."""
+    cached = np.flatnonzero(core.pool.blocks[B.chain])
+    num_nodes = len(np.unique(core.cache.pages[cached, NODE]))
+    return float(num_nodes), float(len(cached) * core.config.block_size)
 
 
 take_seat, leave_seat, choose_victim = take_named_seat, leave_named_seat, least_to_lose
@@ -280,3 +289,35 @@ def reset(core: Core) -> bool:
 def computed_when_scheduled(core: Core) -> bool:
     """A token can be found once it is in the tree, after its step."""
     return False
+
+
+def audit(core: Core) -> None:
+    """Assert what holds between two steps: every page is free, a running request's own, or in the tree.
+
+    Those in the tree count as free where no lock holds their node; unlocked nodes lie in the order of
+    their last use, none behind a node above it.
+    """
+    cache = core.cache
+    usable = core.config.num_gpu_blocks - 1
+    own = 0
+    for slot in core.queues[Q.running, : core.count[K.num_running]]:
+        own += core.requests[R.num_blocks, slot] - core.requests[R.num_cached_blocks, slot]
+    cached = np.flatnonzero(core.pool.blocks[B.chain])
+    held = np.unique(cache.pages[cached, NODE])
+    assert cache.nodes[held, E.num_pages].sum() == len(cached)
+    unlocked = held[cache.nodes[held, E.lock_ref] == 0]
+    evictable = cache.nodes[unlocked, E.num_pages].sum()
+    assert evictable == cache.tree_count[EVICTABLE]
+    assert core.pool.count[FREE] == usable - own - len(cached) + evictable
+    listed = []
+    node = cache.nodes[ROOT, E.after]
+    while node != ROOT:
+        listed.append(int(node))
+        node = cache.nodes[node, E.after]
+    assert sorted(listed) == unlocked.tolist()
+    assert (np.diff(cache.nodes[listed, E.last_access]) > 0).all()
+    above = cache.pages[cache.nodes[unlocked, E.parent_page], NODE]
+    inner = above != ROOT
+    assert (cache.nodes[above[inner], E.last_access] > cache.nodes[unlocked[inner], E.last_access])[
+        cache.nodes[above[inner], E.lock_ref] == 0
+    ].all()
