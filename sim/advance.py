@@ -14,8 +14,8 @@ import numpy as np
 
 from sim._dispatch import Packed, pack, unpack
 from sim._jit import entry, hot, verb
-from sim.blocks import FREE, NUM_EVENTS, BlockPool, reset_prefix_cache
-from sim.caches import hashes_blocks, transfer_time
+from sim.blocks import FREE, NUM_EVENTS, BlockPool
+from sim.caches import hashes_blocks, reset, transfer_time
 from sim.chains import NO_ROOM, ChainTree
 from sim.columns import K, Q, R, S, T, W
 from sim.core import Core, EngineConfig
@@ -151,7 +151,7 @@ def set_now(core: Core, now: float) -> None:
 def reset_as_asked(core: Core) -> None:
     """Between two steps, do what was asked for meanwhile (v1/engine/core.EngineCoreProc.run_busy_loop)."""
     for _ in range(core.count[K.resets_due]):
-        core.count[K.num_resets] += reset_prefix_cache(core.pool, core.tree)
+        core.count[K.num_resets] += reset(core)
     core.count[K.resets_due] = 0
 
 

@@ -1,4 +1,4 @@
-"""The speed works S and M, each in a process of its own, and SimPy's bare timeouts beside them.
+"""The speed works S and M under apc and radix, each in its own process, and SimPy's bare timeouts.
 
 S: 10,000 requests, Poisson 8/s, 1024 shared + 256 own prompt tokens, 128 output. M: the Mooncake
 conversation trace. One engine: pool of 480,000 tokens, 8192 batched tokens, 256 sequences,
@@ -8,6 +8,7 @@ file to its summary; compilation is over by then.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import resource
@@ -23,6 +24,7 @@ from sim.errors import InputError
 
 POOL_TOKENS = 480_000
 BLOCK_SIZES = (16, 64)
+CACHES = ("apc", "radix")
 REPEATS = 3
 TIMEOUTS = 200_000
 CALIBRATION = "h100-sxm/llama-3.1-8b_tp1_bf16"
@@ -43,10 +45,11 @@ def write_work_s(path: Path) -> None:
             out.write(json.dumps(row | {"hash_ids": [0, 1, 2 + i]}) + "\n")
 
 
-def time_work(path: Path, block_size: int) -> dict[str, Any]:
+def time_work(path: Path, block_size: int, cache: str) -> dict[str, Any]:
     """Run a trace REPEATS times, after one run that is not counted; the best run's figures."""
     import numpy as np
 
+    from sim.caches.kinds import KINDS
     from sim.calibration import load_calibration
     from sim.core import EngineConfig
     from sim.cost import compile_cost
@@ -59,13 +62,14 @@ def time_work(path: Path, block_size: int) -> dict[str, Any]:
     cost = compile_cost(
         load_calibration(CALIBRATION), max_num_batched_tokens=8192, block_size=block_size, kv_dtype="bf16"
     )
+    (kind,) = (kind() for kind in KINDS if kind().kind == cache)
     trace = Trace(path=str(path))
 
     def whole() -> dict[str, Any]:
         start = time.perf_counter()
         records = Records()
         batches = trace.batches(np.random.SeedSequence(0), block_size)
-        totals = simulate(batches, config, cost, on_records=records.append)
+        totals = simulate(batches, config, cost, kind=kind, on_records=records.append)
         records.close()
         summary = summarize(records, totals, config, None)
         wall = time.perf_counter() - start
@@ -85,7 +89,7 @@ def time_work(path: Path, block_size: int) -> dict[str, Any]:
     def engine_alone() -> float:
         batches = list(trace.batches(np.random.SeedSequence(0), block_size))
         start = time.perf_counter()
-        simulate(iter(batches), config, cost, on_records=lambda chunk: None)
+        simulate(iter(batches), config, cost, kind=kind, on_records=lambda chunk: None)
         return time.perf_counter() - start
 
     whole()
@@ -113,9 +117,9 @@ def simpy_timeouts_per_s() -> int:
     return round(TIMEOUTS / min(once() for _ in range(REPEATS)))
 
 
-def in_own_process(path: Path, block_size: int) -> dict[str, Any]:
+def in_own_process(path: Path, block_size: int, cache: str) -> dict[str, Any]:
     """`time_work` in a fresh process, so that its peak memory is its own."""
-    command = [sys.executable, "-m", "sim.bench", str(path), str(block_size)]
+    command = [sys.executable, "-m", "sim.bench", str(path), str(block_size), cache]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
@@ -133,12 +137,14 @@ def measure(trace: Path | None, progress: Callable[[str], None]) -> dict[str, An
         work_s = Path(folder) / "work_s.jsonl"
         write_work_s(work_s)
         progress("compiling, where needed")
-        in_own_process(work_s, 64)  # in a process that is not measured: compilers need memory too
+        for cache in CACHES:
+            in_own_process(work_s, 64, cache)  # in a process not measured: compilers need memory too
         paths = {"S": work_s} | ({"M": trace} if trace is not None else {})
         for name, path in paths.items():
-            for block_size in BLOCK_SIZES:
-                progress(f"work {name}, block size {block_size}")
-                works.append({"work": name, "block_size": block_size} | in_own_process(path, block_size))
+            for cache, block_size in itertools.product(CACHES, BLOCK_SIZES):
+                progress(f"work {name}, {cache}, block size {block_size}")
+                of = {"work": name, "cache": cache, "block_size": block_size}
+                works.append(of | in_own_process(path, block_size, cache))
     progress("SimPy and the step time alone")
     from sim.bench_step import step_time_ns
 
@@ -156,11 +162,12 @@ def bench(trace: Path | None, output: str) -> None:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
-    for name in ("work", "block", "req/s", "engine only", "steps/s", "MB", "makespan s", "steps", "running",
-                 "hit rate", "TTFT ms"):  # fmt: skip
+    for name in ("work", "cache", "block", "req/s", "engine only", "steps/s", "MB", "makespan s", "steps",
+                 "running", "hit rate", "TTFT ms"):  # fmt: skip
         table.add_column(name, justify="right")
     for work in figures["works"]:
-        table.add_row(work["work"], str(work["block_size"]), *(f"{work[name]:,}" for name in COLUMNS))
+        what = work["work"], work["cache"], str(work["block_size"])
+        table.add_row(*what, *(f"{work[name]:,}" for name in COLUMNS))
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
     console.print(f"SimPy alone: {figures['simpy_timeouts_per_s']:,} timeouts/s")
@@ -171,6 +178,6 @@ if __name__ == "__main__":
     from workloads.errors import WorkloadError
 
     try:
-        print(json.dumps(time_work(Path(sys.argv[1]), int(sys.argv[2]))))
+        print(json.dumps(time_work(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])))
     except WorkloadError as problem:
         sys.exit(f"prefixsim: {problem}")

@@ -90,7 +90,7 @@ def decide_fates(core: Core, slot: int, num_hit_tokens: int, num_new_tokens: int
             tokens = min(computed_under(history, node, namespace), length, prompt_len - start)
             known += tokens
             on_path = tokens == length
-        if start < num_computed:
+        if start <= num_computed:
             raise_computed(history, node, namespace, min(length, num_computed - start))
             requests[R.history_node, slot] = node
             requests[R.history_segment, slot] = i - first

@@ -89,6 +89,8 @@ def put(draft: Draft, keys: tuple[str, ...], value: Any, where: str) -> None:
     for depth, key in enumerate(keys[:-1]):
         if target.get(key) is None:  # absent, or the null of a scenario written out
             target[key] = {}
+        if key == "cache" and isinstance(target[key], str):
+            target[key] = {"kind": target[key]}  # it has options where it is written out
         target = target[key]
         if not isinstance(target, dict):
             owner = ".".join(keys[: depth + 1])

@@ -19,6 +19,7 @@ from sim.caches import (
     num_sequences,
     order_waiting,
     preempt,
+    queue_again,
     take_seat,
 )
 from sim.chains import NO_ROOM
@@ -26,7 +27,7 @@ from sim.columns import K, Q, R, S, T, W
 from sim.core import NO_SEAT, PREEMPTED, RUNNING, Core
 from sim.prompt_fates import has_room, note_admission, note_computed
 from sim.step_shape import update_after_schedule
-from sim.waiting import prepend_request, push, remove_at
+from sim.waiting import push, remove_at
 
 
 @inlined
@@ -145,7 +146,7 @@ def preempt_request(core: Core, slot: int) -> None:
     core.count[K.num_preemptions] += 1
     core.queues[Q.preempted, core.count[K.num_preempted]] = slot
     core.count[K.num_preempted] += 1
-    prepend_request(core, slot)
+    queue_again(core, slot)
 
 
 @verb

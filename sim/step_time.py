@@ -63,8 +63,9 @@ def step_time(scenario: Scenario, model: ModelSpec | None, weights: Dtype) -> St
     assumed = list(calibration.assumed)
     if timed_kv != kv_dtype:
         warnings.append(f"{name} did not time {kv_dtype} KV: a step takes as long as with {timed_kv} KV")
-    hashes = engine.enable_prefix_caching and scenario.cache.looks_up
-    if hashes and calibration.front_end.hash_us_per_block is None:
+    if not scenario.cache.hashes:
+        cost = cost._replace(hash_us_per_block=0.0)
+    elif engine.enable_prefix_caching and calibration.front_end.hash_us_per_block is None:
         assumed.append("hashing takes as long as on the core where sim/hash_times.yaml was measured")
     errors = {component: error for component, error in calibration.errors.items() if _of(component, timed_kv)}
     return StepTime(cost, name, kv_dtype, assumed, errors, warnings)

@@ -122,6 +122,8 @@ def check_savable(scenario: Scenario) -> None:
         raise InputError(
             "--save-cache: engine.enable_prefix_caching is false, so nothing is cached: turn it on"
         )
+    if scenario.cache.kind != "apc":
+        raise InputError(f"--save-cache: keeps the cache of apc, and cache is {scenario.cache.kind}")
     if scenario.cluster.replicas > 1:
         raise InputError(
             "--save-cache: keeps the cache of one engine, and cluster.replicas is "
@@ -139,6 +141,8 @@ def loaded(cache: SavedCache, scenario: Scenario, config: EngineConfig) -> Start
             f"{where}: is the cache of one engine, and cluster.replicas is {scenario.cluster.replicas}: "
             "set it to 1, or warm each with prime"
         )
+    if scenario.cache.kind != "apc":
+        raise InputError(f"{where}: is a cache of apc, and cache is {scenario.cache.kind}")
     if not config.enable_prefix_caching:
         raise InputError(f"{where}: engine.enable_prefix_caching is false: turn it on, or load no cache")
     snapshot = cache.snapshot

@@ -16,9 +16,11 @@ nothing where it returns False.
 from __future__ import annotations
 
 from sim._dispatch import per_cache
+from sim.blocks import reset_prefix_cache
 from sim.columns import K, Q, R, T
 from sim.core import Core
 from sim.seats import leave_plain_seat, take_plain_seat
+from sim.waiting import prepend_request
 
 
 @per_cache
@@ -115,6 +117,12 @@ def preempt(core: Core, slot: int) -> int:
 
 
 @per_cache
+def queue_again(core: Core, slot: int) -> None:
+    """Put a preempted request into the waiting queue: in front of all, unless priorities decide."""
+    prepend_request(core, slot)
+
+
+@per_cache
 def after_step(core: Core, slot: int, num_tokens: int, sampled: bool) -> None:
     """A running request's step has ended: its first `num_tokens` tokens have KV, and it has sampled or not.
 
@@ -126,6 +134,12 @@ def after_step(core: Core, slot: int, num_tokens: int, sampled: bool) -> None:
 def free(core: Core, slot: int) -> None:
     """Take back all blocks of a request that ends; a waiting one has none."""
     raise NotImplementedError
+
+
+@per_cache
+def reset(core: Core) -> bool:
+    """Forget all cached content, if no block is in use; returns whether it did."""
+    return reset_prefix_cache(core.pool, core.tree)
 
 
 @per_cache

@@ -63,6 +63,33 @@ class ApcKind(CacheKind):
     metadata: ClassVar[str] = "cached blocks"
 
 
+class RadixKind(CacheKind):
+    """SGLang's RadixAttention and the admission that goes with it, by SGLang's names and defaults."""
+
+    kind: Literal["radix"] = "radix"
+    metadata: ClassVar[str] = "tree nodes"
+    schedule_policy: Literal["fcfs", "lpm"] = Field(
+        "fcfs", description="order of the waiting requests; lpm: longest cached prefix first"
+    )
+    schedule_conservativeness: Annotated[float, Field(ge=0.0)] = Field(
+        1.0, description="scales the share of the tokens asked for that an admission leaves to the running"
+    )
+
+    def misfit(self, scenario: Scenario) -> str | None:
+        """SGLang has rules of its own for these."""
+        engine = scenario.engine
+        if engine.scheduling_policy != "fcfs":
+            return "engine.scheduling_policy: radix knows no priorities: leave it out"
+        if engine.watermark > 0.0 or not engine.scheduler_reserve_full_isl:
+            field = "watermark" if engine.watermark > 0.0 else "scheduler_reserve_full_isl"
+            return f"engine.{field}: radix admits by SGLang's estimate, which has no such thing: leave it out"
+        if engine.free_order != "hashed_last":
+            return "engine.free_order: radix has no queue of cached blocks, it evicts leaves: leave it out"
+        if scenario.prime is not None:
+            return "prime: only cache apc begins warm; with radix, measure_from leaves a ramp out"
+        return None
+
+
 class PagedKind(CacheKind):
     """PagedAttention of 2023: block tables with copy-on-write, groups of sequences, reserved prefixes."""
 
@@ -141,7 +168,7 @@ class ContiguousKind(CacheKind):
         return _power_of_two(-(-wanted // config.block_size))
 
 
-KINDS: tuple[type[CacheKind], ...] = (ApcKind, PagedKind, ContiguousKind)
+KINDS: tuple[type[CacheKind], ...] = (ApcKind, RadixKind, PagedKind, ContiguousKind)
 APC = ApcKind()
 
 
@@ -155,5 +182,6 @@ def _by_name(value: Any) -> Any:
 
 
 AnyCache = Annotated[
-    Annotated[ApcKind | PagedKind | ContiguousKind, Field(discriminator="kind")], BeforeValidator(_by_name)
+    Annotated[ApcKind | RadixKind | PagedKind | ContiguousKind, Field(discriminator="kind")],
+    BeforeValidator(_by_name),
 ]

@@ -11,9 +11,10 @@ from sim.columns import count as K
 from sim.columns import history as H
 from sim.columns import nodes as N
 from sim.columns import queues as Q
+from sim.columns import radix as E
 from sim.columns import requests as R
 from sim.columns import samples as X
 from sim.columns import steps as S
 from sim.columns import times as T
 
-__all__ = ["B", "C", "H", "K", "N", "Q", "R", "S", "T", "W", "X"]
+__all__ = ["B", "C", "E", "H", "K", "N", "Q", "R", "S", "T", "W", "X"]

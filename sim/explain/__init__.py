@@ -112,6 +112,8 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
             f"{path}: explain draws one engine, and cluster.replicas is {scenario.cluster.replicas}; "
             "try --set cluster.replicas=1"
         )
+    if scenario.cache.kind != "apc":
+        raise InputError(f"{path}: explain draws vLLM's cache; try --set cache=apc")
     seed = np.random.SeedSequence(scenario.seed)
     if scenario.reset_prefix_cache or scenario.measure_from is not None:
         raise InputError(f"{path}: explain knows neither reset_prefix_cache nor measure_from: drop them")
