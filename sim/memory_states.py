@@ -22,7 +22,7 @@ import numpy as np
 
 from sim._jit import hot
 from sim.blocks import FREE
-from sim.caches import held_slots, num_sequences, wanted_slots
+from sim.caches import held_slots, num_sequences, num_tables, wanted_slots
 from sim.columns import K, Q, R, W
 from sim.core import Core
 from sim.request import Floats, Ints
@@ -38,7 +38,10 @@ STATES = (*COUNTED, "free")
 
 @hot
 def note_held(core: Core) -> int:
-    """Add up what the running requests hold, ask for, and never fill; returns their computed tokens."""
+    """Add up what the running requests hold, ask for, and never fill; returns their computed tokens.
+
+    Of several sequences each has its own, shared or not.
+    """
     count = core.count
     requests = core.requests
     computed: int = 0
@@ -47,15 +50,16 @@ def note_held(core: Core) -> int:
     count[K.slots_never_filled] = 0
     for i in range(count[K.num_running]):
         slot = core.queues[Q.running, i]
-        wanted = wanted_slots(core, slot)
         here = requests[R.num_computed, slot]
-        # sequences of one request share what is full, and each has a last block from its first output on
-        width = num_sequences(core, slot, here - 1)
+        # each sequence has a last block, or a region, of its own from its first output on, or before
+        sequences = num_sequences(core, slot, here - 1)
+        tables = num_tables(core, slot, here - 1)
+        wanted = wanted_slots(core, slot)
         longest = min(requests[R.prompt_len, slot] + requests[R.output_len, slot], core.config.max_model_len)
-        count[K.slots_held] += here + width * (held_slots(core, slot) - here)
-        count[K.slots_wanted] += here + width * (wanted - here)
-        count[K.slots_never_filled] += width * max(0, wanted - longest)
-        computed += here
+        count[K.slots_held] += tables * held_slots(core, slot)
+        count[K.slots_wanted] += tables * wanted
+        count[K.slots_never_filled] += tables * max(0, wanted - longest)
+        computed += sequences * here
     return computed
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sim.caches.kinds import APC
 from sim.core import EngineConfig
 from sim.cost import StepCost, linear_cost
 from sim.engine import INT_FIELDS, LOOKED_UP, Records
@@ -116,7 +117,7 @@ def run(
         **options,
     )
     result = Run(totals, in_order(chunks))
-    check_invariants(result, config, sent)
+    check_invariants(result, config, sent, groups=options.get("kind", APC).groups)
     return result
 
 
@@ -127,8 +128,8 @@ def in_order(chunks: Sequence[Records]) -> Records:
     return {name: column[order] for name, column in columns.items()}
 
 
-def check_invariants(result: Run, config: EngineConfig, sent: int) -> None:
-    """What holds after any run that has ended."""
+def check_invariants(result: Run, config: EngineConfig, sent: int, *, groups: bool = False) -> None:
+    """What holds after any run that has ended; `groups`: a request's sequences are one to the engine."""
     totals, records = result
     assert records["request_id"].tolist() == list(range(sent)), "requests in = finished + refused"
     served = {name: column[records["refused"] == 0] for name, column in records.items()}
@@ -140,7 +141,8 @@ def check_invariants(result: Run, config: EngineConfig, sent: int) -> None:
     ):
         assert (served[earlier] <= served[later]).all(), f"{earlier} <= {later}"
     assert (served["finish_time"] <= totals.last_time).all()
-    hits, n = served["num_cached_tokens"], served["n"]
+    hits = served["num_cached_tokens"]
+    n = np.ones_like(hits) if groups else served["n"]  # what the engine has of each
     assert (hits % config.block_size == 0).all() and (hits >= 0).all()
     assert (hits <= served["prompt_len"] - 1).all()
     assert totals.prefix_cache_hits == served["prefix_cache_hits"].sum()
@@ -152,7 +154,7 @@ def check_invariants(result: Run, config: EngineConfig, sent: int) -> None:
     # async: a preempted request whose last token was in flight ends without another admission
     ended_waiting = totals.num_preemptions - totals.num_readmissions
     assert 0 <= ended_waiting <= (n.sum() if config.async_scheduling else 0)
-    assert totals.itl_count == (n * (served["output_len"] - 1)).sum() == totals.itl_histogram.sum()
+    assert totals.itl_count == (served["n"] * (served["output_len"] - 1)).sum() == totals.itl_histogram.sum()
     assert totals.max_blocks_used <= config.num_gpu_blocks - 1
     refused = records["refused"] == 1
     assert all((records[name][refused] == 0).all() for name in (*INT_FIELDS[7:], *LOOKED_UP))

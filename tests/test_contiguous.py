@@ -12,11 +12,11 @@ from simulation import Run, engine, prompts, run
 from test_buddy import chunks
 from test_determinism import Case, at_every_step, cases, in_plain_python, outcome
 
-from sim.blocks import FREE
 from sim.buddy import Buddy, new_buddy
+from sim.caches.contiguous import audit
 from sim.caches.kinds import ContiguousKind
 from sim.clock import Clock
-from sim.columns import K, Q, R
+from sim.columns import K
 from sim.core import Core
 from sim.cost import linear_cost
 from sim.memory_states import STATES, memory_shares
@@ -95,22 +95,11 @@ def test_a_region_that_no_pool_of_that_size_has_is_refused() -> None:
 
 
 def check(core: Core) -> None:
-    """Regions lie apart inside the memory, the rest is free and merged, and none is outgrown."""
-    size = core.pool.blocks.shape[1] - 1
-    cache, requests = core.cache, core.requests
-    taken: list[int] = []
-    for slot in core.queues[Q.running, : core.count[K.num_running]]:
-        seat = requests[R.seat, slot]
-        start, length = int(cache.starts[seat]), 1 << int(cache.orders[seat])
-        taken += range(start, start + length)
-        assert requests[R.num_computed, slot] <= length * core.config.block_size
-        assert requests[R.num_blocks, slot] == length
-    assert len(set(taken)) == len(taken) == size - core.pool.count[FREE]
-    assert not taken or (min(taken) >= 0 and max(taken) < size)
-    free = chunks(Buddy(cache.chunks, cache.sizes))
-    assert sum(1 << order for order in free.values()) == size - len(taken)
-    if not taken:
-        assert free == chunks(new_buddy(size))
+    """What the cache's own audit asserts; and free memory is merged again once nobody runs."""
+    audit(core)
+    if core.count[K.num_running] == 0:
+        memory = Buddy(core.cache.chunks, core.cache.sizes)
+        assert chunks(memory) == chunks(new_buddy(core.config.num_gpu_blocks - 1))
 
 
 @given(cases(), st.sampled_from(KINDS))
@@ -135,6 +124,35 @@ def sample() -> str:
 
 def test_compiled_or_not() -> None:
     assert in_plain_python("from test_contiguous import sample; print(sample())").strip() == sample()
+
+
+def test_each_sample_has_a_region_with_the_prompt() -> None:
+    """Three samples of 60 + 4 tokens: three regions of 4 blocks; the prompt is computed once."""
+    batch = prompts([[(0, 60)]], output_len=4, n=[3])
+    found = run(batch, engine(num_gpu_blocks=13), kind=ORACLE)
+    assert found.totals.max_blocks_used == 12
+    assert found.totals.num_scheduled_tokens == 60 + 3 * 3
+    assert run(batch, engine(num_gpu_blocks=12), kind=ORACLE).records["refused"].tolist() == [1]
+    assert run(batch, engine(max_num_seqs=2), kind=ORACLE).records["refused"].tolist() == [1]
+
+
+def test_samples_take_places_of_sequences() -> None:
+    """Of four places two samples of a first request take two, and three of a second wait for three."""
+    batch = prompts([[(0, 60)], [(1, 60)]], output_len=4, gap=1e-6, n=[2, 3])
+    found = run(batch, engine(max_num_seqs=4), kind=ORACLE)
+    assert found.records["scheduled_time"][1] >= found.records["finish_time"][0]
+    roomy = run(batch, engine(max_num_seqs=5), kind=ORACLE)
+    assert roomy.records["scheduled_time"][1] < roomy.records["finish_time"][0]
+
+
+def test_samples_by_state() -> None:
+    """Two samples of 10 + 4 in two regions of 16: the second is empty until the prompt is computed."""
+    config = engine(block_size=1, num_gpu_blocks=33, memory_states=True)
+    cost = linear_cost(1.0, 0.0, max_num_batched_tokens=config.max_num_batched_tokens)
+    found = run(prompts([[(0, 10)]], output_len=4, n=[2]), config, cost, kind=ORACLE)
+    # of 2 * 14 slots that were asked for, those with a token, step by step
+    tokens = (10 + 22 + 24 + 26) / 4
+    assert shares(found, config) == [tokens, 28 - tokens, 0.0, 4.0, 0.0]
 
 
 # what the memory holds

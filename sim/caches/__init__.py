@@ -176,12 +176,18 @@ def computed_when_scheduled(core: Core) -> bool:
 
 
 @per_cache
+def num_tables(core: Core, slot: int, num_computed: int) -> int:
+    """How many tables of blocks, or regions, a running request has after `num_computed` tokens."""
+    return num_sequences(core, slot, num_computed)
+
+
+@per_cache
 def held_slots(core: Core, slot: int) -> int:
-    """How many tokens there is room for in what a running request holds."""
+    """How many tokens there is room for in each of them."""
     return core.requests[R.num_blocks, slot] * core.config.block_size  # type: ignore[no-any-return]
 
 
 @per_cache
 def wanted_slots(core: Core, slot: int) -> int:
-    """How many of them it asked for: less where the allocator gives more."""
+    """How many of these it asked for: less where the allocator gives more."""
     return held_slots(core, slot)

@@ -148,24 +148,27 @@ class EquippedPaged(PagedKind):
 
 
 class ContiguousKind(CacheKind):
-    """One region of adjacent blocks for each request, by buddy allocation, as Orca's baseline has it."""
+    """A region of adjacent blocks for each sequence, by buddy allocation, as Orca's baselines have it."""
 
     kind: Literal["contiguous"] = "contiguous"
     looks_up: ClassVar[bool] = False
+    groups: ClassVar[bool] = True
     metadata: ClassVar[str] = "regions"
     reservation: Literal["oracle", "pow2", "max"] = Field(
         "oracle", description="output tokens it holds room for: the true number, the next power of two, all"
     )
 
     def blocks_needed(self, batch: Batch, config: EngineConfig) -> Ints:
-        """The blocks of a region, a power of two: none larger than the pool's largest fits."""
+        """Those of a region for each sequence; a power of two, so that they fit if their sum does."""
         reserved = {
             "oracle": batch.output_len,
             "pow2": _power_of_two(batch.output_len),
             "max": np.full(len(batch.output_len), config.max_model_len),
         }[self.reservation]
         wanted = np.minimum(batch.prompt_len + reserved, config.max_model_len)
-        return _power_of_two(-(-wanted // config.block_size))
+        width = batch.n * batch.beam_width
+        needed = width * _power_of_two(-(-wanted // config.block_size))
+        return np.where(width > min(config.max_num_seqs, config.max_num_batched_tokens), 2**62, needed)
 
 
 KINDS: tuple[type[CacheKind], ...] = (ApcKind, RadixKind, PagedKind, ContiguousKind)

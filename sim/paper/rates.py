@@ -8,7 +8,7 @@ same length of time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,3 +78,20 @@ def highest_rates(
             low, high = (middle, high) if latency(middle) <= bound else (low, middle)
         found[bound] = low
     return found, [points[rate] for rate in sorted(points)]
+
+
+def ratio(
+    rows: Sequence[Mapping[str, Any]],
+    prefix_len: int,
+    bound: float,
+    *,
+    of: str = "paged",
+    step_time: str = "engine of 2023",
+) -> float:
+    """The highest rate of a system over that of contiguous (oracle); NaN where one of them has none."""
+    found = {
+        row["system"]: row["highest_rate"]
+        for row in rows
+        if (row["prefix_len"], row["bound_s_per_token"], row["step_time"]) == (prefix_len, bound, step_time)
+    }
+    return float(found.get(of, math.nan) / found.get("oracle", math.nan))
