@@ -30,17 +30,18 @@ def equipped(resolved: Resolved, seed: np.random.SeedSequence) -> tuple[CacheKin
     if not isinstance(kind, PagedKind):
         return kind, []
     copy_seconds, swap_seconds = _seconds(resolved)
-    reserve = kind.reserve_prefixes and resolved.scenario.engine.enable_prefix_caching
+    reserve = kind.reserve_prefixes is not False and resolved.scenario.engine.enable_prefix_caching
+    lens, told = _prefixes(resolved, seed, insist=kind.reserve_prefixes is True) if reserve else ((), [])
     ready = EquippedPaged(
         preemption_mode=kind.preemption_mode,
         reserve_prefixes=kind.reserve_prefixes,
-        prefix_lens=_prefixes(resolved, seed) if reserve else (),
+        prefix_lens=lens,
         copy_seconds=copy_seconds,
         swap_seconds=swap_seconds,
         seed=int(stream_seed(seed, Stream.BEAMS).generate_state(1)[0]),
     )
     searches = getattr(resolved.scenario.workload, "beam_width", None) != 1  # None: request by request
-    assumed = [BEAMS] if searches else []
+    assumed = [*told, BEAMS] if searches else told
     return ready, [*assumed, COPIES if swap_seconds > 0 else FREE_COPIES]
 
 
@@ -56,19 +57,26 @@ def _seconds(resolved: Resolved) -> tuple[float, float]:
     return 2 * block / bandwidth, block / HOST_LINK
 
 
-def _prefixes(resolved: Resolved, seed: np.random.SeedSequence) -> tuple[int, ...]:
-    """The tokens to reserve for each prefix group."""
+def _prefixes(
+    resolved: Resolved, seed: np.random.SeedSequence, insist: bool
+) -> tuple[tuple[int, ...], list[str]]:
+    """The tokens to reserve for each prefix group, and what that assumes; none, unless they must be."""
     scenario, config = resolved.scenario, resolved.config
     lens = scenario.workload.group_prefixes(seed)
     if lens is None:
+        if not insist:
+            return (), []
         raise InputError(
             f"{scenario.name}: cache.reserve_prefixes: workload {scenario.workload.kind} does not know its "
             "prefixes ahead: take shared_prefix, or few_shot with num_groups, or leave it out"
         )
     blocks = int((-(-lens // config.block_size)).sum())
     if blocks >= config.num_gpu_blocks - 1:
+        if not insist:
+            return (), [f"no prefix is reserved: all would take {blocks} blocks, more than the pool has"]
         raise InputError(
             f"{scenario.name}: cache.reserve_prefixes: prefixes of {len(lens)} groups take {blocks} blocks "
             f"and engine.num_gpu_blocks is {config.num_gpu_blocks}, with the null block: raise it"
         )
-    return tuple(lens.tolist())
+    told = f"the KV of {len(lens)} prefixes lies in {blocks} reserved blocks before the run, at no cost"
+    return tuple(lens.tolist()), [told]

@@ -64,7 +64,7 @@ def metadata(core: Core) -> tuple[float, float]:
 
 
 def audit(core: Core) -> None:
-    """Assert, for tests: regions and free chunks cover the memory once, and no request outgrows its region."""
+    """Assert, for tests: regions and free chunks cover the memory once, and hold their requests."""
     cache, requests = core.cache, core.requests
     owners = np.zeros(core.config.num_gpu_blocks - 1, np.int64)
     sequences = 0

@@ -100,8 +100,10 @@ class PagedKind(CacheKind):
     preemption_mode: Literal["recompute", "swap"] | None = Field(
         None, description="of a preempted group's KV; none: swapped where it has several sequences"
     )
-    reserve_prefixes: bool = Field(
-        False, description="blocks hold the KV of the workload's prefix groups before the run begins"
+    reserve_prefixes: bool | None = Field(
+        None,
+        description="blocks hold the KV of the workload's prefix groups before the run begins; none: where "
+        "the workload knows them",
     )
 
     def misfit(self, scenario: Scenario) -> str | None:
