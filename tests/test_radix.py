@@ -434,8 +434,8 @@ def test_lpm_looks_for_those_alike_among_those_that_hit_at_most_32_tokens() -> N
     # the first hits more than 32, so it is none of those that the second is held against
     rows = [[(0, 40)], [(0, 40), (1, 60)], [(0, 32), (2, 60)], [(7, 100)]]
     batch = prompts(rows)._replace(arrival_time=np.array([0.0, 10.0, 10.0, 10.0]))
-    steps = admissions(batch, LPM, block_size=1, max_num_seqs=1)
-    assert steps[1] < steps[2] < steps[3]
+    steps = admissions(batch, LPM, block_size=1, max_num_batched_tokens=120)
+    assert steps[1] == steps[2] < steps[3]
 
 
 def test_lpm_finds_no_prompts_of_less_than_32_tokens_alike() -> None:
