@@ -368,6 +368,12 @@ def test_whoever_was_refused_waits_until_somebody_leaves() -> None:
     assert admissions(batch, block_size=1, num_gpu_blocks=90) == [0, 20, 20]
 
 
+def test_behind_one_that_takes_all_nobody_is_looked_up() -> None:
+    # 17 tokens take two of three pages, and 29 more may be asked for: nothing remains
+    batch = prompts([[(0, 17)], [(1, 17)]], output_len=10, max_tokens=[500, 10], gap=0.0)
+    assert radix(batch, num_gpu_blocks=4).totals.num_lookups == 2
+
+
 # who is retracted
 
 
@@ -420,6 +426,23 @@ def test_lpm_lets_one_of_those_that_begin_alike_go_first() -> None:
     assert radix(prompts(short, gap=0.0), LPM, block_size=1, max_num_batched_tokens=182).hits == [0, 0, 0]
 
 
+def test_lpm_looks_for_those_alike_among_those_that_hit_at_most_32_tokens() -> None:
+    for cached, second in ((32, 40), (33, 33)):
+        rows: list[Segments] = [[(0, cached)], [(0, 40), (1, 60)], [(0, 40), (2, 60)], [(7, 100)]]
+        batch = prompts(rows)._replace(arrival_time=np.array([0.0, 10.0, 10.0, 10.0]))
+        assert radix(batch, LPM, block_size=1, max_num_batched_tokens=150).hits == [0, cached, second, 0]
+    # the first hits more than 32, so it is none of those that the second is held against
+    rows = [[(0, 40)], [(0, 40), (1, 60)], [(0, 32), (2, 60)], [(7, 100)]]
+    batch = prompts(rows)._replace(arrival_time=np.array([0.0, 10.0, 10.0, 10.0]))
+    steps = admissions(batch, LPM, block_size=1, max_num_batched_tokens=120)
+    assert steps[1] == steps[2] < steps[3]
+
+
+def test_lpm_finds_no_prompts_of_less_than_32_tokens_alike() -> None:
+    rows: list[tuple[Segments, int]] = [([(0, 60)], 20), ([(0, 60)], 20), ([(1, 60)], 20)]
+    assert radix(requests(rows, gap=0.0), LPM, block_size=1, max_num_batched_tokens=40).hits[:2] == [0, 0]
+
+
 def test_above_128_waiting_requests_lpm_is_fcfs() -> None:
     for extra, first in ((0, 1), (1, 0)):
         rows: list[Segments] = (
@@ -450,6 +473,21 @@ def test_hit_and_evicted_are_what_an_infinite_pool_would_hit() -> None:
     kept = tight.records["num_cached_tokens"] + tight.records["fate_evicted"]
     assert kept.tolist() == ample.hits
     assert tight.hit_rate < ample.hit_rate
+
+
+def test_an_answer_that_was_evicted_is_told() -> None:
+    rows: list[tuple[Segments, int]] = [
+        ([(0, 32), (1, 33)], 32), ([(2, 90), (-1, 5)], 90), ([(0, 32), (1, 33), (3, 5), (-2, 1)], 70)
+    ]  # fmt: skip
+    records = radix(requests(rows), block_size=1, num_gpu_blocks=101, token_fates=True).records
+    assert [records[name][2] for name in ("num_cached_tokens", "fate_evicted", "fate_cold")] == [0, 64, 6]
+
+
+def test_what_a_running_request_has_computed_is_known() -> None:
+    batch = prompts([[(0, 20)], [(0, 20)]], output_len=50, gap=0.02)
+    records = radix(batch, token_fates=True).records
+    names = "num_cached_tokens", "fate_partial_block", "fate_last_token", "fate_cold"
+    assert [records[name][1] for name in names] == [16, 3, 1, 0]
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "lpm"])

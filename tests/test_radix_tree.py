@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from model_pool import tokens_of
 from model_radix import ModelTree, Node, Tokens
 
@@ -265,8 +267,13 @@ class Pair:
 
 
 def run_case(seed: int) -> Counter[str]:
+    """The life of a tree that a seed says."""
+    return live(random.Random(seed))
+
+
+def live(rng: random.Random) -> Counter[str]:
     """One random life of a tree, compared after every operation."""
-    pair = Pair(random.Random(seed))
+    pair = Pair(rng)
     pair.names = {}
     for _ in range(pair.rng.randint(10, 80)):
         getattr(pair, pair.rng.choice(("admit", "admit", "compute", "compute", "compute", "finish")))()
@@ -352,6 +359,12 @@ def test_random_lives_agree() -> None:
     for seed in range(150):
         done += run_case(seed)
     assert all(done[what] > 20 for what in ("hit", "evicted", "refused", "duplicates", "retracted")), done
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.randoms(use_true_random=False))
+def test_any_life_agrees(rng: random.Random) -> None:
+    live(rng)
 
 
 @pytest.mark.slow

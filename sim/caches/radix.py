@@ -255,7 +255,6 @@ def free(core: Core, slot: int) -> None:
     if requests[R.num_blocks, slot] == 0:
         return
     computed = requests[R.num_computed, slot] - requests[R.in_flight, slot]
-    computed = min(computed, requests[R.num_tokens, slot] - 1)
     if core.config.token_fates:
         note_computed(core, slot, computed)
     release(core, slot, put_in(core, slot, computed))
