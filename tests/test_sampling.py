@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from batches import make
+from simulation import engine
 from typer.testing import CliRunner
 
 from sim.cli import app
@@ -98,8 +99,9 @@ def test_figures_are_of_requests_and_output_tokens_of_all_samples(tmp_path: Path
 
 
 def test_a_hit_of_any_sample_is_prefill_over_context() -> None:
-    tally = Tally(max_num_batched_tokens=100)
+    tally = Tally(engine(max_num_batched_tokens=100), 0.0)
     whole = {"request_id": 0, "refused": 0, "prompt_len": 50, "num_cached_tokens": 0}
+    whole |= {"output_len": 1, "n": 2, "arrival_time": 0.0}
     for hits in (0, 48):
         tally.add({name: np.array([value]) for name, value in {**whole, "prefix_cache_hits": hits}.items()})
     assert tally.over_context == 1
