@@ -82,7 +82,7 @@ def test_a_reserved_prefix_is_hit_whole_and_a_region_holds_none() -> None:
     options = ["workload.num_requests=100"]
     paged = run(experiments.scenario("five_shot", *options)).summary
     assert paged["prefix_cache_hits"] == 100 * 341
-    oracle = run(experiments.scenario("five_shot", experiments.SYSTEMS["oracle"], *options)).summary
+    oracle = run(experiments.scenario("five_shot", *experiments.SYSTEMS["oracle"], *options)).summary
     assert oracle["prefix_cache_hits"] == 0
 
 
