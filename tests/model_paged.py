@@ -1,6 +1,6 @@
 """Groups of sequences over block tables, written down a second time: lists, no columns, no clock.
 
-Blocks are objects that count their holders. What the rules are is in sim/caches/paged.py; nothing of
+Blocks are objects that count their holders. What the rules are is in sim/caches/paged; nothing of
 it is used here but the hash that draws the parents of beams.
 """
 

@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from sim import block_tables as verbs
 from sim._jit import entry
-from sim.block_tables import COPIES, ENTRIES, RESERVED, SWAPPED_IN, SWAPPED_OUT, new_tables
 from sim.blocks import FREE, new_pool
+from sim.caches.paged import block_tables as verbs
+from sim.caches.paged.block_tables import COPIES, ENTRIES, RESERVED, SWAPPED_IN, SWAPPED_OUT, new_tables
 from sim.chains import new_tree
 from sim.columns import B
 
@@ -347,7 +347,7 @@ def test_parents_are_uniform_and_independent() -> None:
 
 
 DRAWS = """
-from sim import block_tables
+from sim.caches.paged import block_tables
 from sim._jit import entry
 draw = entry(block_tables.draw_parent)
 print([int(draw(s, t, j, 6)) for s in (0, 7, 2**32 - 1) for t in (0, 1, 10**6) for j in range(6)])
@@ -393,14 +393,15 @@ MUTATIONS = (
 def test_machine_notices(number: int, tmp_path: Path) -> None:
     """The same machine over changed verbs fails."""
     home = Path(__file__).resolve().parent.parent
-    source = (home / "sim" / "block_tables.py").read_text()
+    source = (home / "sim" / "caches" / "paged" / "block_tables.py").read_text()
     old, new = MUTATIONS[number]
     assert source.count(old) == 1
     changed = tmp_path / "changed_tables.py"
     changed.write_text(source.replace(old, new))
     test = (home / "tests" / "test_block_tables.py").read_text()
-    test = test.replace("from sim import block_tables as verbs", "import changed_tables as verbs")
-    test = test.replace("from sim.block_tables import", "from changed_tables import")
+    own = "from sim.caches.paged import block_tables as verbs"
+    test = test.replace(own, "import changed_tables as verbs")
+    test = test.replace("from sim.caches.paged.block_tables import", "from changed_tables import")
     test = test.replace("list(Phase)", "[Phase.generate]").replace("work(60", "work(400")
     (tmp_path / "test_changed.py").write_text(test)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "test_changed.py", "-k", "written and not length"]

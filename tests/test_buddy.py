@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from sim import buddy
 from sim._jit import entry
-from sim.buddy import NEXT, NONE, ORDER, PREV, Buddy, new_buddy
+from sim.caches.contiguous import buddy
+from sim.caches.contiguous.buddy import NEXT, NONE, ORDER, PREV, Buddy, new_buddy
 
 allocate = entry(buddy.allocate)
 can_allocate = entry(buddy.can_allocate)

@@ -12,8 +12,8 @@ from simulation import Run, engine, prompts, run
 from test_buddy import chunks
 from test_determinism import Case, at_every_step, cases, in_plain_python, outcome
 
-from sim.buddy import Buddy, new_buddy
 from sim.caches.contiguous import audit
+from sim.caches.contiguous.buddy import Buddy, new_buddy
 from sim.caches.kinds import ContiguousKind
 from sim.clock import Clock
 from sim.columns import K

@@ -22,10 +22,10 @@ from model_paged import Group, Model
 from simulation import Run, engine, in_order, linear, prompts
 from typer.testing import CliRunner
 
-from sim import block_tables
 from sim._jit import entry
 from sim.caches import paged
 from sim.caches.kinds import EquippedPaged
+from sim.caches.paged import block_tables
 from sim.cli import app
 from sim.columns import K
 from sim.core import Core, EngineConfig

@@ -14,26 +14,27 @@ from conformance import at_every_step
 from model_radix import ModelTree
 from simulation import APART, Run, Segments, engine, prompts, run
 
-from sim import blocks, radix_admission
+from sim import blocks
 from sim._jit import entry
 from sim.arena import Arena
 from sim.blocks import EVICTIONS, FREE
 from sim.caches import radix as cache
 from sim.caches.kinds import RadixKind
+from sim.caches.radix import admission
+from sim.caches.radix.admission import FULL, PROMISED, RATIO
+from sim.caches.radix.tree import EVICTABLE
 from sim.clients import arrivals
 from sim.clock import Clock
 from sim.columns import K, N, Q, R, W
 from sim.core import EngineConfig
 from sim.engine import Engine
-from sim.radix_admission import FULL, PROMISED, RATIO
-from sim.radix_tree import EVICTABLE
 from sim.request import Batch, make_batch
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 take = entry(blocks.take)
-settle_ratio = entry(radix_admission.settle_ratio)
-note_retracted = entry(radix_admission.note_retracted)
-least_to_lose = entry(radix_admission.least_to_lose)
+settle_ratio = entry(admission.settle_ratio)
+note_retracted = entry(admission.note_retracted)
+least_to_lose = entry(admission.least_to_lose)
 order_waiting = entry(cache.order_waiting)
 preempt = entry(cache.preempt)
 

@@ -16,24 +16,25 @@ from hypothesis import strategies as st
 from model_pool import tokens_of
 from model_radix import ModelTree, Node, Tokens
 
-from sim import blocks, chains, radix_tree
+from sim import blocks, chains
 from sim._jit import entry
 from sim.blocks import EVICTIONS, FREE, NULL_BLOCK, new_pool
+from sim.caches.radix import tree
+from sim.caches.radix.tree import EVICTABLE, NEXT, NODE, ROOT, new_radix_tree
 from sim.chains import CHAINS_USED, FREE_NODE, NODES_USED, new_tree
 from sim.columns import B, C, E, N
-from sim.radix_tree import EVICTABLE, NEXT, NODE, ROOT, new_radix_tree
 
 name_chains = entry(chains.name_chains)
 release_node = entry(chains.release_node)
 take = entry(blocks.take)
-match = entry(radix_tree.match)
-cached_pages = entry(radix_tree.cached_pages)
-evict = entry(radix_tree.evict)
-insert = entry(radix_tree.insert)
-lock = entry(radix_tree.lock)
-unlock = entry(radix_tree.unlock)
-make_room = entry(radix_tree.make_room)
-free_page = entry(radix_tree.free_page)
+match = entry(tree.match)
+cached_pages = entry(tree.cached_pages)
+evict = entry(tree.evict)
+insert = entry(tree.insert)
+lock = entry(tree.lock)
+unlock = entry(tree.unlock)
+make_room = entry(tree.make_room)
+free_page = entry(tree.free_page)
 
 CASES = 10_000
 ROW = 256

@@ -14,8 +14,8 @@ from model_pool import tokens_of
 
 from sim import blocks, chains, waiting
 from sim._jit import entry
-from sim.blocked_head import REQUEST
 from sim.blocks import EVICTIONS, new_pool
+from sim.caches.apc.blocked_head import REQUEST
 from sim.chains import new_tree
 from sim.columns import B, C, K, R
 from sim.core import REFUSED, WAITING, Core, EngineConfig

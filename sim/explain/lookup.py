@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from sim.blocked_head import REQUEST
 from sim.blocks import FREE
+from sim.caches.apc.blocked_head import REQUEST
 from sim.columns import K
 from sim.core import Core, EngineConfig
 from sim.explain.events import Board, Looked, Verdict

@@ -27,7 +27,7 @@ MIN_NEW_TOKEN_RATIO_FACTOR = 0.14
 NEW_TOKEN_RATIO_DECAY_STEPS = 600
 RETRACT_DECODE_STEPS = 20  # for so many more steps of those that stay a retraction makes room
 
-# Cache.count of sim/caches/radix.py; steps are numbered from 1
+# Cache.count of sim/caches/radix; steps are numbered from 1
 FULL, LPM, DECAYED, STEADY, STEADY_STEP, COUNT_WIDTH = range(6)
 # Cache.ratio: the new-token ratio now, at first, at last and by step; tokens promised to others
 RATIO, INIT, LEAST, DECAY, PROMISED = range(5)

@@ -4,7 +4,7 @@ Follows SGLang 0.5.9. A page is a block: engine.block_size is SGLang's page_size
 the tree after the step that computed them, so equal prompts of one step all miss; outputs at the
 end. The composition of a step is the engine's: running requests first, decodes and chunks mixed,
 within max_num_batched_tokens. That is SGLang's --enable-mixed-chunk; its batches of prefills alone are
-not modelled. See sim/radix_tree.py, sim/radix_admission.py and sim/radix_order.py.
+not modelled. See sim/caches/radix/tree.py, sim/caches/radix/admission.py and sim/caches/radix/order.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ import numpy as np
 from sim._jit import hot, verb
 from sim.blocks import EVICTIONS, FREE, NULL_BLOCK, take
 from sim.caches.kinds import RadixKind
-from sim.columns import B, C, E, K, Q, R
-from sim.core import Core, EngineConfig
-from sim.prompt_fates import note_computed
-from sim.radix_admission import (
+from sim.caches.radix.admission import (
     COUNT_WIDTH,
     FULL,
     LPM,
@@ -32,8 +29,8 @@ from sim.radix_admission import (
     note_retracted,
     promise,
 )
-from sim.radix_order import MAX_SORTED, longest_prefix_first
-from sim.radix_tree import (
+from sim.caches.radix.order import MAX_SORTED, longest_prefix_first
+from sim.caches.radix.tree import (
     EVICTABLE,
     NODE,
     ROOT,
@@ -47,6 +44,9 @@ from sim.radix_tree import (
     tree_of,
     unlock,
 )
+from sim.columns import B, C, E, K, Q, R
+from sim.core import Core, EngineConfig
+from sim.prompt_fates import note_computed
 from sim.request import Floats, Ints
 from sim.residency import note_access
 from sim.seats import leave_named_seat, take_named_seat
@@ -59,12 +59,12 @@ class Cache(NamedTuple):
     Of a request's block table the first requests[R.num_cached_blocks] are in the tree, and locked.
     """
 
-    nodes: Ints  # this and the next two: see sim/radix_tree.py
+    nodes: Ints  # this and the next two: see sim/caches/radix/tree.py
     pages: Ints
     tree_count: Ints
     prefill: Ints  # [seat]: the tokens that its request had when it was admitted
-    order: Ints  # [row, i]: see sim/radix_order.py
-    count: Ints  # type: ignore[assignment]  # this and the next: see sim/radix_admission.py
+    order: Ints  # [row, i]: see sim/caches/radix/order.py
+    count: Ints  # type: ignore[assignment]  # this and the next: see sim/caches/radix/admission.py
     ratio: Floats
 
 

@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim._jit import entry, hot, verb
-from sim.block_tables import (
+from sim.blocks import FREE, BlockPool, take
+from sim.caches.kinds import EquippedPaged, PagedKind
+from sim.caches.paged.block_tables import (
     COPIES,
     ENTRIES,
     RESERVED,
@@ -38,8 +40,6 @@ from sim.block_tables import (
     widened_tables,
     write,
 )
-from sim.blocks import FREE, BlockPool, take
-from sim.caches.kinds import EquippedPaged, PagedKind
 from sim.chains import ChainTree
 from sim.columns import B, K, Q, R
 from sim.core import Core, EngineConfig

@@ -55,7 +55,7 @@ def new_radix_tree(num_gpu_blocks: int) -> RadixTree:
 
 @hot
 def tree_of(core: Core) -> RadixTree:
-    """The tree of an engine whose cache is sim/caches/radix.py."""
+    """The tree of an engine whose cache is sim/caches/radix."""
     return RadixTree(core.cache.nodes, core.cache.pages, core.cache.tree_count)
 
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sim._jit import hot, verb
-from sim.blocked_head import (
+from sim.blocks import EVICTIONS, FREE, free_blocks, register, take, touch
+from sim.caches.apc.blocked_head import (
     completes_missing,
     count_pinned,
     is_head_blocked,
@@ -20,7 +21,6 @@ from sim.blocked_head import (
     note_blocked_head,
     watermark_blocks,
 )
-from sim.blocks import EVICTIONS, FREE, free_blocks, register, take, touch
 from sim.caches.kinds import ApcKind
 from sim.columns import B, C, K, R
 from sim.core import Core, EngineConfig
@@ -31,7 +31,7 @@ from sim.seats import leave_named_seat, take_named_seat
 class Cache(NamedTuple):
     """What this cache keeps beside the engine's pool, chain ids and seats."""
 
-    blocked: Ints  # the head that was refused, see sim/blocked_head.py
+    blocked: Ints  # the head that was refused, see sim/caches/apc/blocked_head.py
 
 
 def new_cache(kind: ApcKind, config: EngineConfig) -> Cache:

@@ -10,17 +10,17 @@ next time stays as it is.
 from __future__ import annotations
 
 from sim._jit import verb
+from sim.caches.radix.tree import split_behind, tree_of, use_path
 from sim.chains import NAMESPACE_ROOT, ROOT, ChainTree, find_node
 from sim.columns import C, K, N, Q, R
 from sim.core import Core
-from sim.radix_tree import split_behind, tree_of, use_path
 from sim.request import Ints
 from sim.waiting import goes_before
 
 MAX_SORTED = 128  # above so many waiting requests the policy is fcfs
 ALIKE = 32  # tokens: a hit of no more is little; so many equal ones are beginning alike
 
-# rows of Cache.order of sim/caches/radix.py
+# rows of Cache.order of sim/caches/radix
 SLOT, KEY, CLASS = range(3)
 LAST = 1  # the key of a deprioritized request; the others' is minus their hit
 

@@ -23,7 +23,16 @@ import numpy as np
 
 from sim._jit import verb
 from sim.blocks import FREE
-from sim.buddy import NONE, ORDER, Buddy, allocate, can_allocate, new_buddy, order_of, release
+from sim.caches.contiguous.buddy import (
+    NONE,
+    ORDER,
+    Buddy,
+    allocate,
+    can_allocate,
+    new_buddy,
+    order_of,
+    release,
+)
 from sim.caches.kinds import RESERVATIONS, ContiguousKind
 from sim.columns import K, Q, R
 from sim.core import Core, EngineConfig
@@ -109,7 +118,7 @@ def num_sequences(core: Core, slot: int, num_computed: int) -> int:
 
 @verb
 def memory(core: Core) -> Buddy:
-    """The engine's memory, to the verbs of sim/buddy.py."""
+    """The engine's memory, to the verbs of sim/caches/contiguous/buddy.py."""
     return Buddy(core.cache.chunks, core.cache.sizes)
 
 
