@@ -15,7 +15,7 @@ import numpy as np
 from sim._dispatch import Packed, pack, unpack
 from sim._jit import entry, hot, verb
 from sim.blocks import FREE, NUM_EVENTS, BlockPool
-from sim.caches import hashes_blocks, reset, transfer_time
+from sim.caches import reset, transfer_time
 from sim.chains import NO_ROOM, ChainTree
 from sim.columns import K, Q, R, S, T, W
 from sim.core import Core, EngineConfig
@@ -173,7 +173,7 @@ def take_in_arrivals(core: Core, cost: StepCost, now: float) -> float:
         ready: float = times[T.ready_time, slot]
         if math.isnan(ready):
             blocks = 0
-            if core.config.enable_prefix_caching and hashes_blocks(core):
+            if core.config.enable_prefix_caching:
                 blocks = core.requests[R.prompt_len, slot] // core.config.block_size
             begin = max(times[T.submitted_time, slot], clock[W.front_end_free])
             ready = begin + front_end_time(cost, blocks)

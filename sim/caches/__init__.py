@@ -24,12 +24,6 @@ from sim.waiting import prepend_request
 
 
 @per_cache
-def hashes_blocks(core: Core) -> bool:
-    """Whether the front end hashes the full blocks of a prompt."""
-    return False
-
-
-@per_cache
 def take_seat(core: Core, slot: int) -> bool:
     """Give a waiting request what its lookup needs; False if tables must grow first (State.grow)."""
     take_plain_seat(core, slot)

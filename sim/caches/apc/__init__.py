@@ -45,12 +45,6 @@ def metadata(core: Core) -> tuple[float, float]:
     return cached, cached * core.config.block_size
 
 
-@verb
-def hashes_blocks(core: Core) -> bool:
-    """Blocks are found by the hashes of their content."""
-    return True
-
-
 take_seat, leave_seat = take_named_seat, leave_named_seat
 is_still_blocked, note_blocked, unblocks = is_head_blocked, note_blocked_head, completes_missing
 
