@@ -51,7 +51,7 @@ def _latency(axes: Axes, rows: Sequence[Row], prefix_len: int) -> None:
             axes.plot(rates, latencies, color=colour, marker="o", ms=3, lw=1.5, label=NAMES[system])
     axes.set(title=f"A shared prefix of {prefix_len} tokens", xlabel="requests per second")
     axes.set(ylabel="s per token", xlim=(0, None), ylim=(0, 1))
-    axes.legend(loc="upper left")
+    axes.legend(loc="upper center")
 
 
 def _ratios(axes: Axes, rows: Sequence[Row]) -> None:
