@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from sim.compare import load_all
 from sim.errors import InputError
+from sim.scenario import Scenario
 from sim.scenario_file import load
 from sim.simulation import run
 from sim.sweep.grid import points
@@ -30,6 +32,16 @@ def found() -> Means:
     return read(TABLE)
 
 
+def scenario_of(load_: str, cache: str) -> Scenario:
+    """The sweep's, in blocks of 16, with its first seed."""
+    (found,) = [
+        point.scenario
+        for point in points(load_sweep(ROOT / SWEEP))
+        if point.labels[:2] == (load_, cache) and "16" in point.labels
+    ]
+    return found
+
+
 def test_the_page_is_what_its_table_gives(found: Means) -> None:
     assert (ROOT / PAGE).read_text(encoding="utf-8") == text(found)
 
@@ -38,9 +50,7 @@ def test_the_page_is_what_its_table_gives(found: Means) -> None:
 def test_the_table_is_what_the_code_computes(found: Means, cache: str) -> None:
     """One load, blocks of 16, each of its seeds."""
     plan = load_sweep(ROOT / SWEEP)
-    (scenario,) = [
-        point.scenario for point in points(plan) if point.labels[:2] == ("few-shot", cache) and "16" in point.labels
-    ]  # fmt: skip
+    scenario = scenario_of("few-shot", cache)
     sums = dict.fromkeys(SHOWN, 0.0)
     for seed in plan.seeds:
         result = run(scenario.model_copy(update={"seed": seed}))
@@ -76,7 +86,8 @@ def test_the_command_runs_on_a_tiny_version(tmp_path: Path) -> None:
 
 def test_a_run_that_failed_makes_no_page(tmp_path: Path) -> None:
     table = tmp_path / "sweep.csv"
-    table.write_text("point,workload,cache,engine.block_size,seed,saturation,error\n4,chat,apc,16,1,,no room\n")
+    head = "point,workload,cache,engine.block_size,seed,saturation,error"
+    table.write_text(f"{head}\n4,chat,apc,16,1,,no room\n")
     with pytest.raises(InputError, match="point 4, seed 1: no room"):
         read(table)
 
@@ -115,6 +126,26 @@ def test_block_lru_keeps_more_than_whole_leaves(found: Means) -> None:
             assert radix < apc < 1.02 * radix, (load_, size)
 
 
+def test_the_tree_hits_all_of_an_old_prefix_or_nothing() -> None:
+    in_part = {}
+    for cache in ("apc", "radix"):
+        records = run(scenario_of("tight pool", cache)).records
+        hits, evicted = records.column("prefix_cache_hits"), records.column("fate_evicted")
+        in_part[cache] = int(((hits > 0) & (evicted > 0)).sum())
+        records.discard()
+    assert in_part["apc"] > 0 == in_part["radix"]
+
+
+def test_followers_hit_where_bursts_meet() -> None:
+    records = run(scenario_of("burst", "radix lpm")).records
+    hits, arrival = records.column("prefix_cache_hits"), records.column("arrival_time")
+    records.discard()
+    bursts = np.unique(arrival)
+    gaps = np.minimum(np.diff(bursts, prepend=-np.inf), np.diff(bursts, append=np.inf))
+    hit = np.isin(bursts, arrival[hits > 0])
+    assert 0 < hit.sum() and gaps[hit].max() < 0.4
+
+
 def test_half_a_block_is_lost(found: Means) -> None:
     for size in found.block_sizes:
         lost = found.at("system prompts", "apc", "lost_tail_tokens", size) / 2000
@@ -129,7 +160,8 @@ def test_all_of_a_burst_miss_in_the_tree(found: Means) -> None:
 
 def test_without_sharing_all_compute_the_same(found: Means) -> None:
     for size in found.block_sizes:
-        assert len({found.at("no sharing", cache, "num_computed_tokens", size) for cache in found.caches}) == 1
+        computed = {found.at("no sharing", cache, "num_computed_tokens", size) for cache in found.caches}
+        assert len(computed) == 1
 
 
 def test_paged_is_like_none_where_nothing_is_known_ahead(found: Means) -> None:

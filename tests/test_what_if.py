@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sim import what_if
-from sim.cli import app
 from sim.caches.kinds import CacheKind, ContiguousKind, PagedKind
+from sim.cli import app
 from sim.core import EngineConfig
 from sim.errors import InputError
 from sim.scenario_file import load

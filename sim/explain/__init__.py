@@ -99,7 +99,9 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
     if scenario.prime is not None:
         raise InputError(f"{path}: explain draws one workload: drop prime, and call measure workload")
     if scenario.cache.kind != "apc":
-        raise InputError(f"{path}: explain draws the blocks of apc, not {scenario.cache.kind}; try --set cache=apc")
+        raise InputError(
+            f"{path}: explain draws the blocks of apc, not {scenario.cache.kind}; try --set cache=apc"
+        )
     resolved = resolve(scenario)
     config, workload = resolved.config, scenario.workload
     if config.num_gpu_blocks > MAX_BLOCKS + 1:

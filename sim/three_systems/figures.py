@@ -12,13 +12,14 @@ from matplotlib.ticker import NullFormatter, NullLocator
 from sim.plots import BLUE, GREY, ORANGE, drawn
 from sim.three_systems.means import Means
 
-STYLES = {  # colour, marker, line
-    "none": (GREY, "x", "-"),
-    "apc": (ORANGE, "o", "-"),
-    "radix": (BLUE, "s", "-"),
-    "radix lpm": ("#000000", "D", ":"),
-    "paged": ("#009E73", "^", "-"),
+STYLES = {  # colour, marker and its size, line: what lies on one line stays to be seen
+    "none": (GREY, "x", 5.0, "-"),
+    "apc": (ORANGE, "o", 7.5, "-"),
+    "radix": (BLUE, "s", 4.5, "-"),
+    "radix lpm": ("#000000", ".", 3.0, ":"),
+    "paged": ("#009E73", "^", 4.5, "-"),
 }
+DECADE = 10.0  # largest over smallest, from which on a scale is logarithmic
 COLUMNS = 3
 METADATA_OF = ("system prompts", "chat", "long answers")
 
@@ -44,16 +45,16 @@ def hit_rate(axes: Axes, found: Means, load: str) -> None:
 
 
 def lost_tail(axes: Axes, found: Means, load: str) -> None:
-    """Tokens of a shared part block for each lookup, beside half a block less half a token."""
+    """Tokens of a shared part block for each request, beside half a block less half a token."""
     sizes = [size for size in found.block_sizes if size > 1]
     axes.plot(sizes, [(size - 1) / 2 for size in sizes], color=GREY, lw=1.0, ls="--", label="(B - 1) / 2")
     for cache in ("apc", "radix", "radix lpm"):
         lost = [
-            found.at(load, cache, "lost_tail_tokens", size) / found.at(load, cache, "num_lookups", size)
+            found.at(load, cache, "lost_tail_tokens", size) / found.at(load, cache, "completed", size)
             for size in sizes
         ]
         _curve(axes, cache, sizes, [value or math.nan for value in lost])
-    axes.set_ylabel("tokens lost a lookup")
+    axes.set_ylabel("tokens lost a request")
     axes.set_yscale("log")
 
 
@@ -68,8 +69,12 @@ def ttft(axes: Axes, found: Means, load: str) -> None:
     """Mean TTFT over block size, logarithmic where it spans a decade."""
     _curves(axes, found, load, "mean_ttft_ms")
     axes.set_ylabel("mean TTFT (ms)")
-    axes.set_yscale("log")
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    low, high = axes.dataLim.intervaly
+    if high > DECADE * low:
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(0.0, 1.1 * high)
 
 
 def _panels(found: Means, loads: list[str], draw: Callable[[Axes, Means, str], None], path: Path) -> None:
@@ -97,12 +102,13 @@ def _curves(axes: Axes, found: Means, load: str, metric: str, scale: float = 1.0
 
 
 def _curve(axes: Axes, cache: str, sizes: list[int], values: list[float]) -> None:
-    colour, marker, line = STYLES[cache]
-    axes.plot(sizes, values, color=colour, marker=marker, ls=line, ms=3.5, lw=1.4, label=cache)
+    colour, marker, size, line = STYLES[cache]
+    inside = "none" if cache == "apc" else colour
+    axes.plot(sizes, values, color=colour, marker=marker, ms=size, mfc=inside, ls=line, lw=1.4, label=cache)
 
 
 def _block_sizes(axes: Axes, sizes: list[int]) -> None:
     axes.set_xlabel("block size (tokens)")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_xticks(sizes, [str(size) for size in sizes], fontsize=7.5)
     axes.xaxis.set_minor_locator(NullLocator())

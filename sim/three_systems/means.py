@@ -38,7 +38,7 @@ def read(table: Path) -> Means:
             runs.setdefault((row[LOAD], row[CACHE], int(row[BLOCK_SIZE])), []).append(row)
     some = next(iter(runs.values()))
     names = list(some[0])
-    metrics = names[names.index("seed") + 1 : names.index("saturation")]
+    metrics = [name for name in names[names.index("seed") + 1 : -1] if name != "saturation"]
     return Means(
         loads=list(dict.fromkeys(load for load, _, _ in runs)),
         caches=list(dict.fromkeys(cache for _, cache, _ in runs)),

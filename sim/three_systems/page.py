@@ -42,8 +42,8 @@ def text(found: Means) -> str:
         return f"{found.at(load, cache, metric, block_size):,.0f}"
 
     def tail(load: str, cache: str) -> str:
-        lookups = found.at(load, cache, "num_lookups")
-        return f"{found.at(load, cache, 'lost_tail_tokens') / lookups:.1f}"
+        lost = found.at(load, cache, "lost_tail_tokens")
+        return f"{lost / found.at(load, cache, 'completed'):.1f}"
 
     def difference(load: str, one: str, other: str, metric: str) -> str:
         return f"{found.at(load, one, metric) - found.at(load, other, metric):.1f}"
@@ -93,9 +93,7 @@ def lpm_is_alike(found: Means, load: str) -> bool:
 def costs(found: Means) -> list[str]:
     """What finding prefixes takes in each load: lookups and, for apc by block size, hashing."""
     sizes = [size for size in (1, 16, 256) if size in found.block_sizes]
-    hashed = [
-        [f"blocks of {size} hashed", f"front end ms a prompt, blocks of {size}"] for size in sizes
-    ]  # fmt: skip
+    hashed = [f"{what}, B = {size}" for size in sizes for what in ("blocks hashed", "front end ms a prompt")]
     lines = []
     for load in found.loads:
         line = [load, *(_cell(found.at(load, cache, "num_lookups"), ",.0f") for cache in ("apc", "radix"))]
@@ -103,7 +101,7 @@ def costs(found: Means) -> list[str]:
             line.append(_cell(found.at(load, "apc", "num_hashed_blocks", size), ",.0f"))
             line.append(_cell(found.at(load, "apc", "mean_front_end_time_ms", size), ".2f"))
         lines.append(line)
-    return table(["load", "lookups, apc", "lookups, radix", *sum(hashed, [])], lines)
+    return table(["load", "lookups, apc", "lookups, radix", *hashed], lines)
 
 
 def _cell(value: float, form: str) -> str:
