@@ -66,7 +66,7 @@ def test_the_table_is_what_the_code_computes(found: Means, cache: str) -> None:
 def test_the_command_runs_on_a_tiny_version(tmp_path: Path) -> None:
     """Ten requests of each load in blocks of 1, 16 and 256: a page with all its tables and figures."""
     sweep: dict[str, Any] = yaml.safe_load((ROOT / SWEEP).read_text())
-    sweep["base"] = str(SCENARIO)
+    sweep["base"] = yaml.safe_load(SCENARIO.read_text()) | {"cost": {"base_us": 1000}}  # no tables to read
     for load_ in sweep["axes"]["workload"]:
         size = "num_requests" if "num_requests" in load_["value"] else "num_sessions"
         load_["value"][size] = 10
