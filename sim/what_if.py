@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from sim.caches.kinds import APC, CacheKind
 from sim.core import EngineConfig
 from sim.errors import InputError, describe
 from sim.report import LABEL
@@ -49,7 +50,7 @@ def answers(
     scenario = result.resolved.scenario
     known = set(result.summary["warnings"])
     entries = [_entry(Change(AS_IT_IS), result.summary, known)]
-    for change in changes(result.resolved.config):
+    for change in changes(result.resolved.config, scenario.cache):
         if change.excluded:
             entries.append({"change": change.name, "excluded": change.excluded})
             continue
@@ -68,8 +69,8 @@ def answers(
     return entries
 
 
-def changes(config: EngineConfig) -> Iterator[Change]:
-    """The questions about an engine, whose pool is resolved."""
+def changes(config: EngineConfig, cache: CacheKind = APC) -> Iterator[Change]:
+    """The questions about an engine, whose pool is resolved, and its way to share KV."""
     blocks, size = config.num_gpu_blocks, config.block_size
     yield Change(f"pool 2x: {2 * blocks:,} blocks", {"num_gpu_blocks": 2 * blocks})
     half = size // 2
@@ -80,7 +81,9 @@ def changes(config: EngineConfig) -> Iterator[Change]:
         same = blocks * size // half
         name = f"block {half}, {same:,} of them: the same tokens"
         yield Change(name, {"block_size": half, "num_gpu_blocks": same})
-    if config.enable_prefix_caching:
+    if not cache.looks_up:
+        yield Change("caching off", excluded=f"cache: {cache.kind} looks nothing up")
+    elif config.enable_prefix_caching:
         yield Change("caching off", {"enable_prefix_caching": False})
     else:
         yield Change("caching off", excluded="engine.enable_prefix_caching is false already")

@@ -277,6 +277,7 @@ def test_scenario(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("workload.num_requests=21", "at most 20 requests.*--set workload.num_requests="),
         ("engine.num_gpu_blocks=202", "at most 200 blocks.*has 201.*--set engine.num_gpu_blocks="),
+        ("cache=radix", "draws the blocks of apc, not radix; try --set cache=apc"),
         ("workload.output_len=101", "none of the 2 requests fits in 10 blocks.*raise engine.num_gpu_blocks"),
     ],
 )

@@ -198,6 +198,8 @@ def test_plain_python_gives_the_same(trace: str) -> None:
         (["SCENARIO", "--count", "whole-ids"], "has no ids of blocks"),
         (["SCENARIO", "--timed", "3", "--last", "5"], "leave --last out, or set measure_from"),
         (["SCENARIO", "--set", "engine.enable_prefix_caching=false"], "so nothing ever hits"),
+        (["SCENARIO", "--set", "cache=radix"], "not of radix; --set cache=apc"),
+        (["SCENARIO", "--set", "cache=contiguous", "--timed", "3"], "not of contiguous; --set cache=apc"),
         (["SCENARIO", "--set", "cluster.replicas=2"], "a curve is of one pool; --set cluster.replicas=1"),
         (["SCENARIO", "--set", "reset_prefix_cache=[3]"], "a curve knows no resets"),
         (

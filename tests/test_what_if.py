@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sim import what_if
+from sim.caches.kinds import CacheKind, ContiguousKind, PagedKind
 from sim.cli import app
 from sim.core import EngineConfig
 from sim.errors import InputError
@@ -106,6 +107,15 @@ def test_what_has_no_answer_says_why(scenario: Path) -> None:
     result = prefixsim("run", scenario, "--set", fields[0], "--set", fields[1], "--what-if")
     (line,) = [line for line in result.stdout.splitlines() if "no half" in line]
     assert line.startswith("block halved") and line.endswith("not run: a block of 1 token has no half")
+
+
+@pytest.mark.parametrize("kind", [PagedKind(), ContiguousKind()])
+def test_a_cache_that_looks_nothing_up_has_no_lookup_to_turn_off(kind: CacheKind) -> None:
+    config = EngineConfig(
+        block_size=16, num_gpu_blocks=100, max_num_batched_tokens=8, max_num_seqs=1, max_model_len=9,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    assert list(changes(config, kind))[2].excluded == f"cache: {kind.kind} looks nothing up"
 
 
 def test_a_pool_beyond_what_yaml_may_say(scenario: Path) -> None:

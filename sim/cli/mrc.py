@@ -134,6 +134,11 @@ def _scenario(source: Path, overrides: Sequence[str], timed: int | None) -> Scen
     from sim.scenario_file import load
 
     scenario = load(source, overrides)
+    if scenario.cache.kind != "apc":
+        raise InputError(
+            f"{source}: cache: a curve is of apc's blocks and their LRU, not of {scenario.cache.kind}; "
+            "--set cache=apc"
+        )
     if not scenario.engine.enable_prefix_caching:
         raise InputError(
             f"{source}: engine.enable_prefix_caching is false, so nothing ever hits; set it true"

@@ -99,7 +99,9 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
     if scenario.prime is not None:
         raise InputError(f"{path}: explain draws one workload: drop prime, and call measure workload")
     if scenario.cache.kind != "apc":
-        raise InputError(f"{path}: explain draws the blocks of cache: apc, not of {scenario.cache.kind}")
+        raise InputError(
+            f"{path}: explain draws the blocks of apc, not {scenario.cache.kind}; try --set cache=apc"
+        )
     resolved = resolve(scenario)
     config, workload = resolved.config, scenario.workload
     if config.num_gpu_blocks > MAX_BLOCKS + 1:
@@ -112,8 +114,6 @@ def walk_of(path: Path, overrides: Sequence[str] = ()) -> tuple[Walk, list[str]]
             f"{path}: explain draws one engine, and cluster.replicas is {scenario.cluster.replicas}; "
             "try --set cluster.replicas=1"
         )
-    if scenario.cache.kind != "apc":
-        raise InputError(f"{path}: explain draws vLLM's cache; try --set cache=apc")
     seed = np.random.SeedSequence(scenario.seed)
     if scenario.reset_prefix_cache or scenario.measure_from is not None:
         raise InputError(f"{path}: explain knows neither reset_prefix_cache nor measure_from: drop them")

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from sim.out_file import replace_text
+from sim.pages import rendered
 from sim.paper.engine_2023 import engine_2023
 from sim.paper.figures import NAMES, figures
 from sim.paper.published import ALPACA, NUM_SLOTS, PREFIX_RATIOS, SHAREGPT
@@ -44,10 +43,8 @@ def write(tables: Tables, page: Path) -> None:
 def text(tables: Tables) -> str:
     """The page itself."""
     rates = tables["prefix_rates"]
-    options: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "keep_trailing_newline": True}
-    loader = jinja2.PackageLoader("sim", "templates")
-    pages = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
-    return pages.get_template("paper.md").render(
+    return rendered(
+        "paper.md",
         command=COMMAND,
         bars=_table(["figure", "published", "simulated", ""], _bars(tables)),
         slots=SLOTS,
