@@ -442,7 +442,8 @@ def test_a_curve_shows_means_bands_and_who_did_not_keep_up() -> None:
 @pytest.mark.parametrize("path", sorted(Path("scenarios/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_sweeps_can_be_laid_out_and_drawn(path: Path) -> None:
     plan = load_sweep(path)
-    assert plan.name == path.stem and shape_of(plan.axes) is not None
+    drawn_by_its_page = path.stem == "three_systems"
+    assert plan.name == path.stem and (shape_of(plan.axes) is None) == drawn_by_its_page
     assert len(list(points(plan))) == plan.num_points
     assert len(plan.seeds) >= 3
 
