@@ -16,6 +16,7 @@ from sim.plan.evaluate import Bench, Point
 from sim.plan.objective import parse_limits
 from sim.plan.vary import parse_vary
 from sim.plan.winners import Plan, make_plan
+from sim.scenario_file import read
 from sim.sweep.processes import on_processes
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.slow
 def bench(scenario: str, promise: list[str], *overrides: str) -> Bench:
     everywhere = functools.partial(on_processes, jobs=os.cpu_count() or 1)
     return Bench(
-        SCENARIOS / scenario, overrides, parse_limits(promise), SEEDS, everywhere, {}, lambda one: None
+        read(SCENARIOS / scenario), overrides, parse_limits(promise), SEEDS, everywhere, {}, lambda one: None
     )
 
 

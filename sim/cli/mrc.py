@@ -133,23 +133,10 @@ def _scenario(source: Path, overrides: Sequence[str], timed: int | None) -> Scen
         return None
     from sim.scenario_file import load
 
+    from sim.mrc.subject import check
+
     scenario = load(source, overrides)
-    if not scenario.engine.enable_prefix_caching:
-        raise InputError(
-            f"{source}: engine.enable_prefix_caching is false, so nothing ever hits; set it true"
-        )
-    if scenario.cluster.replicas > 1:
-        raise InputError(f"{source}: cluster.replicas: a curve is of one pool; --set cluster.replicas=1")
-    if scenario.prime is not None:
-        raise InputError(f"{source}: prime: a curve begins with an empty cache; give its load as workload")
-    if scenario.reset_prefix_cache:
-        raise InputError(
-            f"{source}: reset_prefix_cache: a curve knows no resets; --set reset_prefix_cache=[]"
-        )
-    if scenario.measure_from is not None and scenario.workload.concurrency is not None:
-        raise InputError(
-            f"{source}: measure_from: when requests of a closed loop arrive, only a run knows; leave it out"
-        )
+    check(scenario, str(source))
     return scenario
 
 
@@ -157,20 +144,11 @@ def _setting(
     source: Path, scenario: Scenario | None, overrides: Sequence[str], sizes: Sequence[int]
 ) -> tuple[Load, Asked, Scale]:
     """What to walk through, what to ask, and what blocks weigh."""
-    from sim.mrc.load import Load
-    from sim.mrc.report import Scale
-    from sim.mrc.study import Asked
+    from sim.mrc.subject import of_scenario, of_trace
 
     if scenario is None:
-        return Load(str(source), trace_of(source, overrides)), Asked(sizes), Scale()
-    from sim.resolve import resolve
-
-    resolved = resolve(scenario)
-    config = resolved.config
-    load = Load(scenario.name, scenario.workload, scenario.seed, max_model_len=config.max_model_len)
-    asked = Asked(sizes or [config.block_size], measure_from=scenario.measure_from)
-    pool = (config.block_size, config.num_gpu_blocks - 1)
-    return load, asked, Scale(kv_bytes_per_token=resolved.kv_bytes_per_token, pool=pool)
+        return of_trace(trace_of(source, overrides), str(source), sizes)
+    return of_scenario(scenario, sizes)
 
 
 def _studies(

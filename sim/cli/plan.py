@@ -57,14 +57,14 @@ def plan(
         from sim.plan.winners import make_plan
         from sim.report import print_lines, to_json
         from sim.result_folder import result_folder
-        from sim.scenario_file import load
+        from sim.scenario_file import load, read
         from sim.sweep.processes import on_processes
 
         check_price(price)
         limits, varied = parse_limits(slo or ()), parse_vary(vary or ())
         first = load(scenario, overrides or ()).seed
         bench = Bench(
-            scenario,
+            read(scenario),
             tuple(overrides or ()),
             limits,
             tuple(range(first, first + seeds)),
