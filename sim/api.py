@@ -131,10 +131,10 @@ def sweep(
     >>> found[["engine.block_size", "prefix_cache_hits"]].values.tolist()
     [[2, 10], [4, 8]]
     """
-    from sim.sweep.execute import run_sweep
-    from sim.sweep.frame import to_frame
-    from sim.sweep.processes import on_processes
-    from sim.sweep.schema import METRICS, load_sweep, plan_of
+    from sim.sweeps.execute import run_sweep
+    from sim.sweeps.frame import to_frame
+    from sim.sweeps.processes import on_processes
+    from sim.sweeps.schema import METRICS, load_sweep, plan_of
 
     if isinstance(base, Scenario):
         data = {
@@ -149,7 +149,7 @@ def sweep(
     elif axes is None:
         planned = load_sweep(Path(base), large=True)
     else:
-        raise InputError(f"{base}: a sweep's file has its axes; for those of Python give Scenario.load of one")
+        raise InputError(f"{base}: a sweep's file has its axes; with others give Scenario.load of one")
     with tempfile.TemporaryDirectory(prefix="prefixsim-") as folder:
         results = run_sweep(planned, Path(folder), functools.partial(on_processes, jobs=jobs))
     return to_frame(results)
@@ -186,9 +186,9 @@ def mrc(
     """
     import pandas as pd
 
-    from sim.mrc.report import asked_for, figures, whole_curve
-    from sim.mrc.study import study
-    from sim.mrc.subject import check, of_scenario, of_trace
+    from sim.curves.report import asked_for, figures, whole_curve
+    from sim.curves.study import study
+    from sim.curves.subject import check, of_scenario, of_trace
     from workloads import Trace
 
     sizes = _values(block_sizes)
@@ -239,14 +239,14 @@ def plan(
     >>> found[["kept", "limited_by"]].values.tolist()
     [[True, 'slo']]
     """
-    from sim.plan.cost import check_price
-    from sim.plan.evaluate import Bench
-    from sim.plan.frame import to_frame
-    from sim.plan.objective import parse_limits
-    from sim.plan.vary import parse_vary
-    from sim.plan.winners import make_plan
+    from sim.planning.cost import check_price
+    from sim.planning.evaluate import Bench
+    from sim.planning.frame import to_frame
+    from sim.planning.objective import parse_limits
+    from sim.planning.vary import parse_vary
+    from sim.planning.winners import make_plan
     from sim.scenario_file import draft_of
-    from sim.sweep.processes import on_processes
+    from sim.sweeps.processes import on_processes
 
     check_price(price)
     limits, varied = parse_limits(promises), parse_vary(vary)

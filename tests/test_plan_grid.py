@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from sim.plan.evaluate import Bench, Point
-from sim.plan.objective import parse_limits
-from sim.plan.vary import parse_vary
-from sim.plan.winners import Plan, make_plan
+from sim.planning.evaluate import Bench, Point
+from sim.planning.objective import parse_limits
+from sim.planning.vary import parse_vary
+from sim.planning.winners import Plan, make_plan
 from sim.scenario_file import read
-from sim.sweep.processes import on_processes
+from sim.sweeps.processes import on_processes
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 STEP = 1.01  # between two values of a grid

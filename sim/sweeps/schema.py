@@ -15,7 +15,7 @@ from sim.errors import InputError, Location, describe
 from sim.scenario import Count
 from sim.scenario_file import Draft, anchor, override, put, read, read_text
 from sim.section import Section
-from sim.sweep.axes import Axis, Value, Values, label_of, values_of
+from sim.sweeps.axes import Axis, Value, Values, label_of, values_of
 from sim.yaml_lines import Lines, dump, parse
 
 Seed = Annotated[int, Field(ge=0)]

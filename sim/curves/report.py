@@ -13,9 +13,9 @@ import pandas as pd
 import pyarrow
 import pyarrow.csv
 
+from sim.curves.curve import Curve
+from sim.curves.study import Study
 from sim.memory import GIB
-from sim.mrc.curve import Curve
-from sim.mrc.study import Study
 
 CHUNK = 1 << 14  # points that are text at once
 

@@ -10,9 +10,9 @@ from sim.scenario import Scenario
 from workloads import Trace
 
 if TYPE_CHECKING:  # the compiler: a scenario that does not suit is told without it
-    from sim.mrc.load import Load
-    from sim.mrc.report import Scale
-    from sim.mrc.study import Asked
+    from sim.curves.load import Load
+    from sim.curves.report import Scale
+    from sim.curves.study import Asked
 
 
 def check(scenario: Scenario, source: str) -> None:
@@ -42,9 +42,9 @@ def check(scenario: Scenario, source: str) -> None:
 
 def of_scenario(scenario: Scenario, sizes: Sequence[int]) -> tuple[Load, Asked, Scale]:
     """What to walk through, what to ask, and what blocks weigh; without `sizes`, of its own block size."""
-    from sim.mrc.load import Load
-    from sim.mrc.report import Scale
-    from sim.mrc.study import Asked
+    from sim.curves.load import Load
+    from sim.curves.report import Scale
+    from sim.curves.study import Asked
     from sim.resolve import resolve
 
     resolved = resolve(scenario)
@@ -57,8 +57,8 @@ def of_scenario(scenario: Scenario, sizes: Sequence[int]) -> tuple[Load, Asked, 
 
 def of_trace(trace: Trace, name: str, sizes: Sequence[int]) -> tuple[Load, Asked, Scale]:
     """The same of a trace, whose blocks weigh nothing that is known."""
-    from sim.mrc.load import Load
-    from sim.mrc.report import Scale
-    from sim.mrc.study import Asked
+    from sim.curves.load import Load
+    from sim.curves.report import Scale
+    from sim.curves.study import Asked
 
     return Load(name, trace), Asked(sizes), Scale()

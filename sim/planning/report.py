@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from sim.compare import folder_names
-from sim.plan.cost import cost
-from sim.plan.evaluate import Bench, Evaluation, Point, Run, shown
-from sim.plan.objective import GOOD, KEYS
-from sim.plan.winners import Plan, Winner
+from sim.planning.cost import cost
+from sim.planning.evaluate import Bench, Evaluation, Point, Run, shown
+from sim.planning.objective import GOOD, KEYS
+from sim.planning.winners import Plan, Winner
 from sim.report import to_json
 from sim.scenario_file import to_yaml
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from sim.scenario import Scenario
 from sim.scenario_file import check, copied, put
-from sim.sweep.axes import Value
-from sim.sweep.schema import Plan
+from sim.sweeps.axes import Value
+from sim.sweeps.schema import Plan
 
 
 class Point(NamedTuple):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from sim.plan.cost import cost
-from sim.plan.evaluate import Bench
-from sim.plan.report import key_of, to_object, worst
-from sim.plan.winners import Plan, Winner
+from sim.planning.cost import cost
+from sim.planning.evaluate import Bench
+from sim.planning.report import key_of, to_object, worst
+from sim.planning.winners import Plan, Winner
 from sim.yaml_lines import parse
 
 MEANS = ("prefix_cache_hit_rate", "request_throughput", "output_throughput")
@@ -17,7 +17,7 @@ OF_ALL = ("sought", "promise", "seeds", "num_points", "num_runs", "warnings", "a
 
 
 def to_frame(plan: Plan, bench: Bench, price: float | None) -> pd.DataFrame:
-    """A row a choice, the best first, of its answer or else its nearest miss; attrs say OF_ALL of the plan."""
+    """A row a choice, the best first, of its answer or else its nearest miss; attrs say OF_ALL."""
     found = pd.DataFrame([_row(winner, bench, price) for winner in plan.winners])
     told = to_object(plan, bench, price)
     found.attrs.update({name: told[name] for name in OF_ALL})

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.errors import InputError
-from sim.plan.objective import GOOD, KEYS, Limit, overload
+from sim.planning.objective import GOOD, KEYS, Limit, overload
 from sim.records import Records
 from sim.resolve import resolve
 from sim.scenario import Scenario
 from sim.scenario_file import Draft, check, copied, override
-from sim.sweep.processes import Everywhere
-from sim.sweep.work import DIED
+from sim.sweeps.processes import Everywhere
+from sim.sweeps.work import DIED
 
 FIGURES = (  # of the summary, kept of every run
     "completed", "failed", "duration", "request_throughput", "output_throughput", "total_token_throughput",

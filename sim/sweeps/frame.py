@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from sim.sweep.axes import Value, label_of
-from sim.sweep.table import Results
-from sim.sweep.work import ALWAYS
+from sim.sweeps.axes import Value, label_of
+from sim.sweeps.table import Results
+from sim.sweeps.work import ALWAYS
 
 
 def to_frame(results: Results) -> pd.DataFrame:
