@@ -67,10 +67,10 @@ class Run:
 
     def __repr__(self) -> str:
         s = self.summary
-        rate, ttft = s["prefix_cache_hit_rate"], s["mean_ttft_ms"]
-        hits = "no lookups" if rate is None else f"hit rate {100 * rate:.2f} %"
-        wait = "" if ttft is None else f", mean TTFT {ttft:.2f} ms"
-        return f"<Run {s['name']}: {s['completed']} requests, {hits}{wait}, {s['saturation']}>"
+        caching = s["token_fates"] is not None
+        hits = f"hit rate {100 * s['prefix_cache_hit_rate']:.2f} %" if caching else "no prefix caching"
+        ttft = f"mean TTFT {s['mean_ttft_ms']:.2f} ms"
+        return f"<Run {s['name']}: {s['completed']} requests, {hits}, {ttft}, {s['saturation']}>"
 
 
 def run(scenario: Scenario) -> Run:
@@ -79,7 +79,7 @@ def run(scenario: Scenario) -> Run:
     >>> from sim import Scenario, run
     >>> found = run(Scenario(workload={"kind": "fourteen_tokens"}, engine={"block_size": 4}))
     >>> found.requests[["prompt_len", "num_cached_tokens"]].values.tolist()
-    [[15, 0], [14, 8]]
+    [[14, 0], [14, 8]]
     >>> found.fates["partial_block"]
     np.int64(2)
 
@@ -182,7 +182,7 @@ def mrc(
     >>> curve[["blocks", "hit_tokens"]].values.tolist()
     [[0, 0], [1, 4], [2, 8]]
     >>> round(curve.attrs["curves"][4]["ceiling"], 3)
-    0.276
+    0.286
     """
     import pandas as pd
 
@@ -237,7 +237,7 @@ def plan(
     >>> slow = {"base_us": 100_000.0}
     >>> found = plan(Scenario(workload=load, cost=slow), "ttft_p95=1s", seeds=1, jobs=1)
     >>> found[["kept", "limited_by"]].values.tolist()
-    [[True, 'slo']]
+    [[True, 'compute']]
     """
     from sim.planning.cost import check_price
     from sim.planning.evaluate import Bench

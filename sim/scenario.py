@@ -162,6 +162,10 @@ class Scenario(Section):
     def changed(self, *overrides: str) -> Scenario:
         """This scenario with fields set as by `--set`, such as "engine.block_size=16", values in YAML.
 
+        >>> one = Scenario(workload={"kind": "fourteen_tokens"})
+        >>> one.engine.block_size, one.changed("engine.block_size=16").engine.block_size
+        (64, 16)
+
         Raises InputError, one line, for what is no field or no value of it.
         """
         from sim.scenario_file import check, draft_of, override
