@@ -6,6 +6,7 @@ sim/scenario_file.py reads it, sim/resolve.py turns it into numbers, sim/simulat
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -121,7 +122,14 @@ class WholeStep(Section):
 
 
 class Scenario(Section):
-    """One run: a load, an engine, and the machine under it."""
+    """One run: a load, an engine, and the machine under it.
+
+    From a file, `Scenario.load("scenarios/multi_turn.yaml", "engine.block_size=16")`, or in Python with
+    the fields of such a file, `Scenario(workload={...}, engine={...})`; only `workload` has no default.
+    A scenario never changes: `changed` gives another one. Lengths are in tokens, rates in requests or
+    sessions a second, times in seconds, but for limits of `slo`, in milliseconds. `prefixsim schema`
+    lists all fields. Raises pydantic.ValidationError, a ValueError, for fields and values there are not.
+    """
 
     model_config = ConfigDict(json_schema_extra=lambda schema: _with_phases(schema))
 
@@ -140,6 +148,32 @@ class Scenario(Section):
     slo: SloLimits | None = None
     reset_prefix_cache: list[Seconds] = []  # vLLM's call at these times; it fails while blocks are in use
     measure_from: Seconds | None = None  # the summary is of requests that arrive from then on
+
+    @classmethod
+    def load(cls, path: str | Path, *overrides: str) -> Scenario:
+        """The scenario in a YAML file, with fields set as by the command's `--set`.
+
+        Raises InputError, one line that names the file, the line, the field and the remedy.
+        """
+        from sim.scenario_file import load  # which is above this file
+
+        return load(path, overrides)
+
+    def changed(self, *overrides: str) -> Scenario:
+        """This scenario with fields set as by `--set`, such as "engine.block_size=16", values in YAML.
+
+        >>> one = Scenario(workload={"kind": "fourteen_tokens"})
+        >>> one.engine.block_size, one.changed("engine.block_size=16").engine.block_size
+        (64, 16)
+
+        Raises InputError, one line, for what is no field or no value of it.
+        """
+        from sim.scenario_file import check, draft_of, override
+
+        draft = draft_of(self)
+        for text in overrides:
+            override(draft, text)
+        return check(draft)
 
     @model_validator(mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +49,16 @@ def read(path: str | Path) -> Draft:
     data = parse(read_text(path, "the scenario"), str(path), lines)
     data.setdefault("name", Path(path).stem)
     return Draft(data, lines, str(path), Path(path).parent)
+
+
+def copied(draft: Draft) -> Draft:
+    """A draft to write in without a trace in `draft`."""
+    return draft._replace(data=deepcopy(draft.data), lines=dict(draft.lines))
+
+
+def draft_of(scenario: Scenario) -> Draft:
+    """A scenario as its file would say it, with all defaults. Errors in it name the scenario."""
+    return Draft(scenario.model_dump(mode="python"), {}, scenario.name, Path())
 
 
 def read_text(path: str | Path, what: str) -> str:

@@ -152,7 +152,7 @@ def test_without_jit_a_verb_is_the_function_and_numba_stays_unimported(copy: Cop
 def test_the_package_imports_without_numba_and_simpy() -> None:
     code = (
         "import sys; sys.modules.update(numba=None, simpy=None); import sim; print(sim.__version__, "
-        "'numpy' in sys.modules, 'block_hashes' in dir(sim)); sim.block_hashes"
+        "'numpy' in sys.modules, 'sweep' in dir(sim)); sim.InputError"
     )
     process = subprocess.run(
         [sys.executable, "-c", code],

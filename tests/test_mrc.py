@@ -20,11 +20,11 @@ from simulation import Segments, engine, prompts
 from simulation import run as serve
 from test_workloads_trace import CONVERSATION, mooncake, shipped, write
 
+from sim.curves.curve import Curve
+from sim.curves.load import Load, one_pass
+from sim.curves.study import Asked, Study, study
+from sim.curves.timed import capacities, timed_point
 from sim.errors import InputError
-from sim.mrc.curve import Curve
-from sim.mrc.load import Load, one_pass
-from sim.mrc.study import Asked, Study, study
-from sim.mrc.timed import capacities, timed_point
 from sim.request import Batch
 from sim.resolve import resolve
 from sim.scenario import Scenario
@@ -126,8 +126,8 @@ def test_all_capacities_of_the_conversation_trace_take_milliseconds(conversation
 
 MEASURED = """
 import resource, sys, time
-from sim.mrc.load import Load
-from sim.mrc.study import Asked, study
+from sim.curves.load import Load
+from sim.curves.study import Asked, study
 from workloads import Trace
 
 start = time.process_time()
@@ -274,7 +274,7 @@ def test_equals_direct_simulation(batch: Batch, block_size: int, outputs: bool) 
 @pytest.mark.parametrize("seed", range(40))
 def test_equals_direct_simulation_at_every_capacity(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer loads, in pieces, with a tree that starts small."""
-    monkeypatch.setattr("sim.mrc.load.new_tree", lambda _: prefix_tree.new_tree(1))
+    monkeypatch.setattr("sim.curves.load.new_tree", lambda _: prefix_tree.new_tree(1))
     rng = np.random.default_rng(seed)
     rows: list[Segments] = [
         [(int(rng.integers(0, 3)), int(rng.integers(1, 12))) for _ in range(rng.integers(1, 4))]

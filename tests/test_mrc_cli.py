@@ -17,7 +17,7 @@ from test_workloads_trace import mooncake, write
 from typer.testing import CliRunner, Result
 
 from sim.cli import app
-from sim.mrc.figure import sides_of
+from sim.curves.figure import sides_of
 from sim.result_folder import MRC_FILES
 
 SCENARIO = """\

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from sim.plan.evaluate import Bench, Point
-from sim.plan.objective import parse_limits
-from sim.plan.vary import parse_vary
-from sim.plan.winners import Plan, make_plan
-from sim.sweep.processes import on_processes
+from sim.planning.evaluate import Bench, Point
+from sim.planning.objective import parse_limits
+from sim.planning.vary import parse_vary
+from sim.planning.winners import Plan, make_plan
+from sim.scenario_file import read
+from sim.sweeps.processes import on_processes
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 STEP = 1.01  # between two values of a grid
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.slow
 def bench(scenario: str, promise: list[str], *overrides: str) -> Bench:
     everywhere = functools.partial(on_processes, jobs=os.cpu_count() or 1)
     return Bench(
-        SCENARIOS / scenario, overrides, parse_limits(promise), SEEDS, everywhere, {}, lambda one: None
+        read(SCENARIOS / scenario), overrides, parse_limits(promise), SEEDS, everywhere, {}, lambda one: None
     )
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from sim.errors import InputError
-from sim.plan.cost import check_price, cost
-from sim.plan.evaluate import Evaluation, Point, judge
-from sim.plan.limiting import limiting
-from sim.plan.objective import KEYS, parse_limits
-from sim.plan.steady import too_short
-from sim.plan.vary import Choices, Range, parse_vary
+from sim.planning.cost import check_price, cost
+from sim.planning.evaluate import Evaluation, Point, judge
+from sim.planning.limiting import limiting
+from sim.planning.objective import KEYS, parse_limits
+from sim.planning.steady import too_short
+from sim.planning.vary import Choices, Range, parse_vary
 from sim.scenario import Engine, Scenario
 from workloads import FourteenTokens
 

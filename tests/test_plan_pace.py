@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sim.errors import InputError
-from sim.plan.pace import Pace, pace_of, paced
+from sim.planning.pace import Pace, pace_of, paced
 from sim.scenario import Scenario
 from sim.scenario_file import load
 

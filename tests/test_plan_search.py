@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sim.plan.search import SCANNED, Found, Search, highest, smallest, together
+from sim.planning.search import SCANNED, Found, Search, highest, smallest, together
 
 TWO_PERCENT = 1.02
 

@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 
 from sim.errors import InputError
 from sim.scenario_file import load
-from sim.sweep.axes import Axis, LogRange, Range, Value, label_of, values_of
-from sim.sweep.bands import band, student_t
-from sim.sweep.figures import Shape, curve, figure_of, shape_of
-from sim.sweep.grid import Point, points
-from sim.sweep.key import run_key
-from sim.sweep.schema import Plan, load_sweep
-from sim.sweep.table import Results, Run, by_point, curves_csv, label_of_metric, lines, to_csv, to_object
+from sim.sweeps.axes import Axis, LogRange, Range, Value, label_of, values_of
+from sim.sweeps.bands import band, student_t
+from sim.sweeps.figures import Shape, curve, figure_of, shape_of
+from sim.sweeps.grid import Point, points
+from sim.sweeps.key import run_key
+from sim.sweeps.schema import Plan, load_sweep
+from sim.sweeps.table import Results, Run, by_point, curves_csv, label_of_metric, lines, to_csv, to_object
 from workloads import SharedPrefix
 
 BASE = """\

@@ -24,13 +24,13 @@ from sim.errors import InputError
 from sim.scenario import Scenario
 from sim.scenario_file import load
 from sim.simulation import run
-from sim.sweep.cluster import connected, on_cluster
-from sim.sweep.content import Replay, _kept, _size, with_content
-from sim.sweep.execute import run_sweep
-from sim.sweep.journal import Record, journal, locked, read_journal
-from sim.sweep.processes import on_processes
-from sim.sweep.schema import load_sweep
-from sim.sweep.work import Outcome
+from sim.sweeps.cluster import connected, on_cluster
+from sim.sweeps.content import Replay, _kept, _size, with_content
+from sim.sweeps.execute import run_sweep
+from sim.sweeps.journal import Record, journal, locked, read_journal
+from sim.sweeps.processes import on_processes
+from sim.sweeps.schema import load_sweep
+from sim.sweeps.work import Outcome
 
 SWEEP = """\
 name: small
@@ -211,7 +211,7 @@ def test_no_more_processes_are_started_than_have_work(monkeypatch: pytest.Monkey
         asked.append(jobs)
         return ((i, function(item)) for i, item in items)
 
-    monkeypatch.setattr("sim.sweep.processes._parallel", parallel)
+    monkeypatch.setattr("sim.sweeps.processes._parallel", parallel)
     monkeypatch.setattr("joblib.cpu_count", lambda: 3)
     for jobs, num_items in ((None, 9), (2, 9), (1000, 9), (1000, 2)):
         assert len(list(on_processes(abs, range(num_items), jobs=jobs))) == num_items
@@ -270,7 +270,7 @@ def test_an_unreachable_cluster_is_told_soon(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed", reason="needs the extra [cluster]")
-    monkeypatch.setattr("sim.sweep.cluster.PATIENCE", 0.5)
+    monkeypatch.setattr("sim.sweeps.cluster.PATIENCE", 0.5)
     out = tmp_path / "out"
     for address in ("tcp://127.0.0.1:1", "nonsense", "tcp://127.0.0.1"):
         begin = time.monotonic()
@@ -328,7 +328,7 @@ def test_a_trace_at_hand_runs_to_the_same_figures(tmp_path: Path, monkeypatch: p
     assert 0.2 < run(scenario).summary["prefix_cache_hit_rate"] < 0.9
     trace.write_text(TRACE[: TRACE.index("\n", len(TRACE) // 2) + 1])
     assert run(with_content(scenario)).summary == run(scenario).summary, "a changed file is read again"
-    monkeypatch.setattr("sim.sweep.content.MOST_BYTES", 1000)
+    monkeypatch.setattr("sim.sweeps.content.MOST_BYTES", 1000)
     assert with_content(traced(tmp_path, 128)).workload == scenario.workload, "what is too large is not kept"
     assert not _kept or sum(map(_size, _kept.values())) <= 1000
 
@@ -426,7 +426,7 @@ def test_a_full_disk_loses_nothing(
         return write(file, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("sim.sweep.journal.os.write", full)
+        patch.setattr("sim.sweeps.journal.os.write", full)
         result = prefixsim("sweep", sweep, "--jobs", "1", "--out", out)
     one_line(result, "journal.jsonl", "No space left on device; free some there", "--resume goes on")
     kept = (out / "journal.jsonl").read_bytes()
@@ -508,7 +508,7 @@ def test_a_journal_reads_as_far_as_it_is_whole(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_bands_cover_the_mean_wait_of_a_queue(tmp_path: Path) -> None:
     """M/D/1 at load .5, 200 times with 5 seeds: 90 to 99 % of the bands hold the mean wait of .5 s."""
-    from sim.sweep.bands import band
+    from sim.sweeps.bands import band
 
     path = tmp_path / "queue.yaml"
     path.write_text("""\

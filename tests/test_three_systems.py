@@ -16,8 +16,8 @@ from sim.errors import InputError
 from sim.scenario import Scenario
 from sim.scenario_file import load
 from sim.simulation import run
-from sim.sweep.grid import points
-from sim.sweep.schema import load_sweep
+from sim.sweeps.grid import points
+from sim.sweeps.schema import load_sweep
 from sim.three_systems.__main__ import PAGE, SWEEP, make
 from sim.three_systems.means import Means, read
 from sim.three_systems.page import SHOWN, WIDE, rows, text

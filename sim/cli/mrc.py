@@ -18,9 +18,9 @@ from sim.cli.trace import trace_of
 from sim.errors import InputError
 
 if TYPE_CHECKING:
-    from sim.mrc.load import Load
-    from sim.mrc.report import Scale
-    from sim.mrc.study import Asked, Study
+    from sim.curves.load import Load
+    from sim.curves.report import Scale
+    from sim.curves.study import Asked, Study
     from sim.scenario import Scenario
 
 
@@ -131,30 +131,11 @@ def _scenario(source: Path, overrides: Sequence[str], timed: int | None) -> Scen
         if timed is not None:
             raise InputError(f"--timed: {source} is a trace, which names no engine; give a scenario (.yaml)")
         return None
+    from sim.curves.subject import check
     from sim.scenario_file import load
 
     scenario = load(source, overrides)
-    if scenario.cache.kind != "apc":
-        raise InputError(
-            f"{source}: cache: a curve is of apc's blocks and their LRU, not of {scenario.cache.kind}; "
-            "--set cache=apc"
-        )
-    if not scenario.engine.enable_prefix_caching:
-        raise InputError(
-            f"{source}: engine.enable_prefix_caching is false, so nothing ever hits; set it true"
-        )
-    if scenario.cluster.replicas > 1:
-        raise InputError(f"{source}: cluster.replicas: a curve is of one pool; --set cluster.replicas=1")
-    if scenario.prime is not None:
-        raise InputError(f"{source}: prime: a curve begins with an empty cache; give its load as workload")
-    if scenario.reset_prefix_cache:
-        raise InputError(
-            f"{source}: reset_prefix_cache: a curve knows no resets; --set reset_prefix_cache=[]"
-        )
-    if scenario.measure_from is not None and scenario.workload.concurrency is not None:
-        raise InputError(
-            f"{source}: measure_from: when requests of a closed loop arrive, only a run knows; leave it out"
-        )
+    check(scenario, str(source))
     return scenario
 
 
@@ -162,27 +143,18 @@ def _setting(
     source: Path, scenario: Scenario | None, overrides: Sequence[str], sizes: Sequence[int]
 ) -> tuple[Load, Asked, Scale]:
     """What to walk through, what to ask, and what blocks weigh."""
-    from sim.mrc.load import Load
-    from sim.mrc.report import Scale
-    from sim.mrc.study import Asked
+    from sim.curves.subject import of_scenario, of_trace
 
     if scenario is None:
-        return Load(str(source), trace_of(source, overrides)), Asked(sizes), Scale()
-    from sim.resolve import resolve
-
-    resolved = resolve(scenario)
-    config = resolved.config
-    load = Load(scenario.name, scenario.workload, scenario.seed, max_model_len=config.max_model_len)
-    asked = Asked(sizes or [config.block_size], measure_from=scenario.measure_from)
-    pool = (config.block_size, config.num_gpu_blocks - 1)
-    return load, asked, Scale(kv_bytes_per_token=resolved.kv_bytes_per_token, pool=pool)
+        return of_trace(trace_of(source, overrides), str(source), sizes)
+    return of_scenario(scenario, sizes)
 
 
 def _studies(
     load: Load, asked: Asked, scenario: Scenario | None, timed: int | None, *, given: bool
 ) -> list[Study]:
     """The pass, then the timed runs; `given`: the block sizes are those of the option."""
-    from sim.mrc.study import study
+    from sim.curves.study import study
     from workloads import WorkloadError
 
     try:
@@ -193,7 +165,7 @@ def _studies(
         raise InputError(str(error).replace("engine.block_size", field)) from None
     if scenario is None or timed is None:
         return studies
-    from sim.mrc.timed import capacities, timed_point
+    from sim.curves.timed import capacities, timed_point
 
     finished = []
     for one in studies:
@@ -224,8 +196,8 @@ def _reading() -> Iterator[Callable[[int], None] | None]:
 
 def _write(studies: list[Study], scale: Scale, scenario: Scenario | None, folder: Path) -> None:
     """Write the files of --out."""
-    from sim.mrc.figure import write_figure
-    from sim.mrc.report import timed_rows, to_json, whole_curve, write_csv
+    from sim.curves.figure import write_figure
+    from sim.curves.report import timed_rows, to_json, whole_curve, write_csv
     from sim.scenario_file import to_yaml
 
     with (folder / "mrc.json").open("w", encoding="utf-8") as file:
@@ -239,8 +211,8 @@ def _write(studies: list[Study], scale: Scale, scenario: Scenario | None, folder
 
 
 def _show(studies: list[Study], scale: Scale, output: Format) -> None:
-    from sim.mrc.console import lines
-    from sim.mrc.report import to_json
+    from sim.curves.console import lines
+    from sim.curves.report import to_json
     from sim.report import print_lines
 
     if output is Format.json:

@@ -49,22 +49,22 @@ def plan(
 ) -> None:
     """Search for what keeps a promise on latency, several seeds at each point; exit 1 if nothing does."""
     with one_line_errors():
-        from sim.plan.cost import check_price
-        from sim.plan.evaluate import Bench
-        from sim.plan.objective import parse_limits
-        from sim.plan.report import lines, to_object, told, write
-        from sim.plan.vary import parse_vary
-        from sim.plan.winners import make_plan
+        from sim.planning.cost import check_price
+        from sim.planning.evaluate import Bench
+        from sim.planning.objective import parse_limits
+        from sim.planning.report import lines, to_object, told, write
+        from sim.planning.vary import parse_vary
+        from sim.planning.winners import make_plan
         from sim.report import print_lines, to_json
         from sim.result_folder import result_folder
-        from sim.scenario_file import load
-        from sim.sweep.processes import on_processes
+        from sim.scenario_file import load, read
+        from sim.sweeps.processes import on_processes
 
         check_price(price)
         limits, varied = parse_limits(slo or ()), parse_vary(vary or ())
         first = load(scenario, overrides or ()).seed
         bench = Bench(
-            scenario,
+            read(scenario),
             tuple(overrides or ()),
             limits,
             tuple(range(first, first + seeds)),

@@ -15,7 +15,7 @@ from sim.cli.app import Format, FormatOption, JobsOption, app
 from sim.cli.messages import announce_compilation, counting_bar, one_line_errors, say
 
 if TYPE_CHECKING:
-    from sim.sweep.processes import Everywhere
+    from sim.sweeps.processes import Everywhere
 
 
 @app.command()
@@ -39,8 +39,8 @@ def sweep(
 ) -> None:
     """Run a scenario at every point of a grid, with several seeds; exit 1 if a run fails."""
     with one_line_errors():
-        from sim.sweep.execute import run_sweep
-        from sim.sweep.schema import load_sweep
+        from sim.sweeps.execute import run_sweep
+        from sim.sweeps.schema import load_sweep
 
         plan = load_sweep(file, overrides or (), large=yes)
         folder = out if out is not None else Path("results") / plan.name
@@ -51,9 +51,9 @@ def sweep(
             except KeyboardInterrupt:
                 say(f"interrupted; what {folder} has stays there: --resume goes on")
                 raise typer.Exit(130) from None
-        from sim.sweep.figures import write_figure
-        from sim.sweep.folder import TABLE
-        from sim.sweep.table import lines, to_object
+        from sim.sweeps.figures import write_figure
+        from sim.sweeps.folder import TABLE
+        from sim.sweeps.table import lines, to_object
 
         if not write_figure(results, folder):
             some_ran = len(results.errors) < len(results.runs)
@@ -79,7 +79,7 @@ def sweep(
 def _everywhere(jobs: int | None, cluster: str | None) -> Iterator[Everywhere]:
     """Where the runs happen."""
     if cluster is None:
-        from sim.sweep.processes import on_processes
+        from sim.sweeps.processes import on_processes
 
         yield functools.partial(on_processes, jobs=jobs)
         return
@@ -87,7 +87,7 @@ def _everywhere(jobs: int | None, cluster: str | None) -> Iterator[Everywhere]:
         from sim.errors import InputError
 
         raise InputError("--jobs: the cluster's workers are as many as they are; drop --jobs, or --cluster")
-    from sim.sweep.cluster import connected, on_cluster
+    from sim.sweeps.cluster import connected, on_cluster
 
     with connected(cluster) as client:
         yield functools.partial(on_cluster, client=client)

@@ -8,10 +8,10 @@ from pathlib import Path
 import typer
 
 from sim.cli.messages import announce_compilation, counting_bar, one_line_errors, say
-from sim.sweep.execute import run_sweep
-from sim.sweep.folder import TABLE
-from sim.sweep.processes import on_processes
-from sim.sweep.schema import load_sweep
+from sim.sweeps.execute import run_sweep
+from sim.sweeps.folder import TABLE
+from sim.sweeps.processes import on_processes
+from sim.sweeps.schema import load_sweep
 from sim.three_systems.means import read
 from sim.three_systems.page import write
 

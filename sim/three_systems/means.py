@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sim.errors import InputError
-from sim.sweep.table import WORST_FIRST
+from sim.sweeps.table import WORST_FIRST
 
 LOAD, CACHE, BLOCK_SIZE = "workload", "cache", "engine.block_size"  # columns of sweep.csv
 

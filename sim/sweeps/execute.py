@@ -9,14 +9,14 @@ from typing import NamedTuple
 from sim.errors import InputError, suggestion
 from sim.out_file import replace_text
 from sim.scenario_file import to_yaml
-from sim.sweep.folder import CURVES, JOURNAL, TABLE, check_folder, make_folder, prepare_folder
-from sim.sweep.grid import Point, points
-from sim.sweep.journal import Journal, Record, journal, locked
-from sim.sweep.key import code_version, run_key
-from sim.sweep.processes import Everywhere
-from sim.sweep.schema import Plan
-from sim.sweep.table import Results, Run, curves_csv, to_csv
-from sim.sweep.work import DIED, Job, failed, metric_names, work
+from sim.sweeps.folder import CURVES, JOURNAL, TABLE, check_folder, make_folder, prepare_folder
+from sim.sweeps.grid import Point, points
+from sim.sweeps.journal import Journal, Record, journal, locked
+from sim.sweeps.key import code_version, run_key
+from sim.sweeps.processes import Everywhere
+from sim.sweeps.schema import Plan
+from sim.sweeps.table import Results, Run, curves_csv, to_csv
+from sim.sweeps.work import DIED, Job, failed, metric_names, work
 
 Progress = Callable[[int, int], None]  # runs done, of all
 

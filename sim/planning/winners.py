@@ -6,13 +6,13 @@ from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 from sim.errors import InputError
-from sim.plan.evaluate import Bench, Evaluation, Point
-from sim.plan.limiting import Limiting, limiting
-from sim.plan.objective import check_good
-from sim.plan.pace import MOST_USERS, Pace, pace_of, paced
-from sim.plan.search import Found, Search, highest, smallest, together
-from sim.plan.steady import too_short
-from sim.plan.vary import Range, Varied
+from sim.planning.evaluate import Bench, Evaluation, Point
+from sim.planning.limiting import Limiting, limiting
+from sim.planning.objective import check_good
+from sim.planning.pace import MOST_USERS, Pace, pace_of, paced
+from sim.planning.search import Found, Search, highest, smallest, together
+from sim.planning.steady import too_short
+from sim.planning.vary import Range, Varied
 from sim.resolve import resolve
 from sim.scenario import Scenario
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sim.curves.bounds import belady_hits, fifo_hits, references
+from sim.curves.curve import Curve, curve
+from sim.curves.load import DEFAULT_BLOCK_SIZE, Load, Passed, one_pass
+from sim.curves.timed import Point
 from sim.errors import InputError
-from sim.mrc.bounds import belady_hits, fifo_hits, references
-from sim.mrc.curve import Curve, curve
-from sim.mrc.load import DEFAULT_BLOCK_SIZE, Load, Passed, one_pass
-from sim.mrc.timed import Point
 from sim.trace.describe import unknowns
 
 Bools = npt.NDArray[np.bool_]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sim.mrc.curve import KNEE, Curve
-from sim.mrc.report import Scale, asked_for, assumptions, points, pool, timed_rows
-from sim.mrc.study import Study
+from sim.curves.curve import KNEE, Curve
+from sim.curves.report import Scale, asked_for, assumptions, points, pool, timed_rows
+from sim.curves.study import Study
 
 WIDTH = 76
 SHOWN = 12  # capacities, where none were asked for

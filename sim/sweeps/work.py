@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sim.errors import InputError
 from sim.scenario import Engine, Scenario, WholeStep
-from sim.sweep.key import code_version
+from sim.sweeps.key import code_version
 from workloads import FourteenTokens, WorkloadError
 
 Figure = float | int | None
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 def work(job: Job) -> Outcome:
     """Run a job. Whatever goes wrong is told in the outcome; only an interruption is raised."""
     from sim.simulation import run
-    from sim.sweep.content import with_content
+    from sim.sweeps.content import with_content
 
     try:
         with _ALONE:

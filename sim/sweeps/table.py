@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sim.compare import FIGURES
-from sim.sweep.axes import Axis
-from sim.sweep.bands import Band, band
-from sim.sweep.work import ALWAYS
+from sim.sweeps.axes import Axis
+from sim.sweeps.bands import Band, band
+from sim.sweeps.work import ALWAYS
 
 SHOWN = 60  # points on the console
 SHARES = ("prefix_cache_hit_rate", "prefix_cache_ceiling")  # printed and drawn in %

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sim.plan.evaluate import Evaluation
-from sim.plan.objective import GOOD, Limit
+from sim.planning.evaluate import Evaluation
+from sim.planning.objective import GOOD, Limit
 
 FEWEST = 1000  # requests measured
 LIMITS_LONG = 100  # times the longest limit on TTFT or E2EL

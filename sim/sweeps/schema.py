@@ -15,7 +15,7 @@ from sim.errors import InputError, Location, describe
 from sim.scenario import Count
 from sim.scenario_file import Draft, anchor, override, put, read, read_text
 from sim.section import Section
-from sim.sweep.axes import Axis, Value, Values, label_of, values_of
+from sim.sweeps.axes import Axis, Value, Values, label_of, values_of
 from sim.yaml_lines import Lines, dump, parse
 
 Seed = Annotated[int, Field(ge=0)]
@@ -89,6 +89,22 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, large: bool = False
             f"{path}: is a scenario, not a sweep; try prefixsim run, or give it as base of a sweep"
         )
     data.setdefault("name", path.stem)
+    return plan_of(data, path, lines, overrides, large=large)
+
+
+def plan_of(
+    data: dict[str, Any],
+    path: Path,
+    lines: Lines | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    large: bool = False,
+) -> Plan:
+    """The sweep that `data` says; `lines` has where each field of it is written, else it is in `path`.
+
+    Raises InputError as `load_sweep` does.
+    """
+    lines = lines or {}
 
     def where(location: Location) -> str:
         while location and location not in lines:

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from sim.errors import InputError
-from sim.plan.evaluate import Evaluation
+from sim.planning.evaluate import Evaluation
 
 
 class Cost(NamedTuple):

@@ -13,9 +13,9 @@ import pandas as pd
 import pyarrow
 import pyarrow.csv
 
+from sim.curves.curve import Curve
+from sim.curves.study import Study
 from sim.memory import GIB
-from sim.mrc.curve import Curve
-from sim.mrc.study import Study
 
 CHUNK = 1 << 14  # points that are text at once
 
@@ -46,7 +46,7 @@ def to_json(studies: Sequence[Study], scale: Scale) -> Iterator[str]:
     for number, study in enumerate(studies):
         if number > 0:
             yield ", "
-        yield json.dumps(_figures(study, scale), indent=2, allow_nan=False).removesuffix("\n}")
+        yield json.dumps(figures(study, scale), indent=2, allow_nan=False).removesuffix("\n}")
         yield ',\n  "curve": ['
         rows = asked_for(study, scale) if study.capacities else whole_curve(study, scale)
         for begin in range(0, len(rows), CHUNK):
@@ -103,11 +103,11 @@ def assumptions(study: Study, scale: Scale) -> list[str]:
     return [f"one request after the other, {order}", kept, rule, null, long, window, *study.notes]
 
 
-def _figures(study: Study, scale: Scale) -> dict[str, Any]:
+def figures(study: Study, scale: Scale) -> dict[str, Any]:
     """All of a study but the curve's points."""
     curve, load = study.curve, study.load
     knee = curve.knee
-    figures = {
+    found = {
         "name": load.name,
         "block_size": curve.block_size,
         "count": "whole-ids" if load.whole_ids else "vllm",
@@ -129,17 +129,17 @@ def _figures(study: Study, scale: Scale) -> dict[str, Any]:
         "assumed": assumptions(study, scale),
     }
     if (usable := pool(study, scale)) is not None:
-        figures["pool"] = _records(points(curve, np.array([usable]), scale))[0]
+        found["pool"] = _records(points(curve, np.array([usable]), scale))[0]
     if study.timed:
         rows = timed_rows(study, scale)
         lost = rows["curve_hit_tokens"] - rows["hit_tokens"]
-        figures["timed"] = {
+        found["timed"] = {
             "mean_gap": float(rows["gap"].mean()),
             "max_gap": float(rows["gap"].max()),
             "mean_gap_tokens": float(lost.mean()),
             "points": _records(rows),
         }
-    return figures
+    return found
 
 
 def points(curve: Curve, usable: Any, scale: Scale) -> pd.DataFrame:

@@ -20,8 +20,8 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from sim.out_file import replace_bytes
 from sim.plots import BLUE, ORANGE, drawn
-from sim.sweep.axes import Axis
-from sim.sweep.table import PointBands, Results, by_point, label_of_metric, scale_of
+from sim.sweeps.axes import Axis
+from sim.sweeps.table import PointBands, Results, by_point, label_of_metric, scale_of
 
 CURVES, HEATMAP = "curves.png", "heatmap.png"
 MOST_CURVES = 8

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.mrc.curve import Curve
+from sim.curves.curve import Curve
 from sim.scenario import Scenario
 
 FROM = 5  # % of the ceiling's hits: below, the curve is flat and tells little

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from sim.compare import folder_names
-from sim.plan.cost import cost
-from sim.plan.evaluate import Bench, Evaluation, Point, Run, shown
-from sim.plan.objective import GOOD, KEYS
-from sim.plan.winners import Plan, Winner
+from sim.planning.cost import cost
+from sim.planning.evaluate import Bench, Evaluation, Point, Run, shown
+from sim.planning.objective import GOOD, KEYS
+from sim.planning.winners import Plan, Winner
 from sim.report import to_json
 from sim.scenario_file import to_yaml
 
@@ -73,7 +73,7 @@ def to_object(plan: Plan, bench: Bench, price: float | None) -> dict[str, Any]:
 def to_csv(plan: Plan, bench: Bench) -> str:
     """One row a run, points in the order they were looked at: values, verdict, figures."""
     names = list(dict.fromkeys(name for one in plan.evaluations for name, _ in one.point.values))
-    keys = [_key(limit.name) for limit in bench.limits]
+    keys = [key_of(limit.name) for limit in bench.limits]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*names, "seed", "kept", "point_kept", "why", *keys, *CSV_FIGURES])
@@ -104,7 +104,7 @@ def command(bench: Bench, point: Point) -> str:
     """What runs a point, as a shell reads it; the figures are those of the first seed."""
     last = {override.partition("=")[0]: override for override in (*bench.overrides, *point.overrides)}
     sets = [part for override in last.values() for part in ("--set", override)]
-    return shlex.join(["prefixsim", "run", str(bench.path), *sets])
+    return shlex.join(["prefixsim", "run", bench.base.source, *sets])
 
 
 def told(one: Evaluation) -> str:
@@ -126,7 +126,7 @@ def _table(plan: Plan, bench: Bench) -> Iterator[tuple[str, str]]:
     for winner in plan.winners:
         if winner.best is not None:
             cells = [shown(value) for _, value in winner.best.point.values]
-            cells += [limit.show(_worst(winner.best, limit.name)) for limit in bench.limits]
+            cells += [limit.show(worst(winner.best, limit.name)) for limit in bench.limits]
             cells.append(f"{100 * winner.best.mean('prefix_cache_hit_rate'):.1f}")
         else:
             cells = [value for _, value in winner.choice]
@@ -145,7 +145,7 @@ def _best_lines(winner: Winner, bench: Bench, price: float | None) -> Iterator[t
     scenario = bench.scenario(best.point)
     yield "bold green", str(best.point)
     for limit in bench.limits:
-        value = limit.show(_worst(best, limit.name))
+        value = limit.show(worst(best, limit.name))
         yield "", f"{limit.name + ', worst seed:':<42}{value} of {limit.text}"
     loads = sorted({run.figures["saturation"] for run in best.runs})
     yield "", f"{'Load:':<42}{', '.join(loads)}"
@@ -221,7 +221,7 @@ def _winner_object(winner: Winner, bench: Bench, price: float | None) -> dict[st
 
 
 def _run_object(run: Run, bench: Bench) -> dict[str, Any]:
-    keys = [_key(limit.name) for limit in bench.limits]
+    keys = [key_of(limit.name) for limit in bench.limits]
     figures = {key: run.figures[key] for key in (*keys, *CSV_FIGURES)} if run.figures else {}
     return {"seed": run.seed, "kept": not run.broken, "why": run.broken} | figures
 
@@ -230,12 +230,12 @@ def _why(one: Evaluation) -> str:
     return f"seed {one.worst.seed}: {one.worst.broken}"
 
 
-def _worst(one: Evaluation, name: str) -> float | None:
-    values = [run.figures[_key(name)] for run in one.runs if run.figures[_key(name)] is not None]
+def worst(one: Evaluation, name: str) -> float | None:
+    values = [run.figures[key_of(name)] for run in one.runs if run.figures[key_of(name)] is not None]
     return (min if name == GOOD else max)(values, default=None)
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
     return "good_share" if name == GOOD else KEYS[name]
 
 

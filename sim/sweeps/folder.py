@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sim.errors import InputError
 from sim.out_file import reason, replace_text
-from sim.sweep.journal import read_journal
+from sim.sweeps.journal import read_journal
 
 SWEEP, JOURNAL, SCENARIOS = "sweep.yaml", "journal.jsonl", "scenarios"
 TABLE, CURVES = "sweep.csv", "curves.csv"

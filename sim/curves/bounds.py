@@ -15,8 +15,8 @@ import numpy.typing as npt
 from sim._jit import entry, verb
 from sim.arena import grown
 from sim.chains import NO_ROOM, ChainTree, name_chains, new_tree
-from sim.mrc.curve import Curve, hit_limit
-from sim.mrc.load import Load, Passed, contents
+from sim.curves.curve import Curve, hit_limit
+from sim.curves.load import Load, Passed, contents
 from sim.request import Ints
 
 FEWEST_NODES = 1 << 12

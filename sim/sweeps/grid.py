@@ -8,9 +8,9 @@ from copy import deepcopy
 from typing import NamedTuple
 
 from sim.scenario import Scenario
-from sim.scenario_file import Draft, check, put
-from sim.sweep.axes import Value
-from sim.sweep.schema import Plan
+from sim.scenario_file import check, copied, put
+from sim.sweeps.axes import Value
+from sim.sweeps.schema import Plan
 
 
 class Point(NamedTuple):
@@ -32,8 +32,7 @@ def points(plan: Plan) -> Iterator[Point]:
 
 
 def _scenario(plan: Plan, settings: dict[str, Value]) -> Scenario:
-    base = plan.base
-    draft = Draft(deepcopy(base.data), dict(base.lines), base.source, base.folder)
+    draft = copied(plan.base)
     draft.data["seed"] = plan.seeds[0]
     # A whole part comes before a field of it, in whatever order they are written.
     for path in sorted(settings, key=lambda path: path.count(".")):

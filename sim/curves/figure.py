@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
+from sim.curves.curve import KNEE
+from sim.curves.report import Scale, asked_for
+from sim.curves.study import Study
 from sim.memory import GIB
-from sim.mrc.curve import KNEE
-from sim.mrc.report import Scale, asked_for
-from sim.mrc.study import Study
 from sim.plots import BLUE, GREY, ORANGE, drawn
 
 COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#D55E00")

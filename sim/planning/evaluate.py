@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sim.errors import InputError
-from sim.plan.objective import GOOD, KEYS, Limit, overload
+from sim.planning.objective import GOOD, KEYS, Limit, overload
 from sim.records import Records
 from sim.resolve import resolve
 from sim.scenario import Scenario
-from sim.scenario_file import load
-from sim.sweep.processes import Everywhere
-from sim.sweep.work import DIED
+from sim.scenario_file import Draft, check, copied, override
+from sim.sweeps.processes import Everywhere
+from sim.sweeps.work import DIED
 
 FIGURES = (  # of the summary, kept of every run
     "completed", "failed", "duration", "request_throughput", "output_throughput", "total_token_throughput",
@@ -77,7 +76,7 @@ class Task(NamedTuple):
 class Bench(NamedTuple):
     """What turns points into evaluations; `known` has all so far, in the order they were asked for."""
 
-    path: Path
+    base: Draft
     overrides: tuple[str, ...]
     limits: tuple[Limit, ...]
     seeds: tuple[int, ...]
@@ -87,7 +86,10 @@ class Bench(NamedTuple):
 
     def scenario(self, point: Point, seed: int | None = None) -> Scenario:
         """A point's scenario. Raises InputError, one line, where there is none such."""
-        scenario = load(self.path, [*self.overrides, *point.overrides])
+        draft = copied(self.base)
+        for text in (*self.overrides, *point.overrides):
+            override(draft, text)
+        scenario = check(draft)
         return scenario if seed is None else scenario.model_copy(update={"seed": seed})
 
     def evaluate(self, points: list[Point]) -> list[Evaluation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sim.plan.evaluate import Evaluation
+from sim.planning.evaluate import Evaluation
 from sim.scenario import Scenario
 
 FULL = 0.95  # of the KV pool

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.mrc.load import Load, Passed
+from sim.curves.load import Load, Passed
 from sim.request import Ints
 from sim.stack import blocks_above
 
