@@ -22,11 +22,6 @@ def check(scenario: Scenario, source: str) -> None:
             f"{source}: cache: a curve is of apc's blocks and their LRU, not of {scenario.cache.kind}; "
             "--set cache=apc"
         )
-    if scenario.cache.kind != "apc":
-        raise InputError(
-            f"{source}: cache: a curve is of apc's blocks and their LRU, not of {scenario.cache.kind}; "
-            "--set cache=apc"
-        )
     if not scenario.engine.enable_prefix_caching:
         raise InputError(
             f"{source}: engine.enable_prefix_caching is false, so nothing ever hits; set it true"
