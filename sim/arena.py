@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from sim.caches.kinds import APC, CacheKind
 from sim.columns import K, Q, R, T
@@ -66,7 +67,7 @@ class Arena:
     def load(self, batch: Batch) -> Ints:
         """Copy a batch into vacant slots, in order; returns the slots. The requests have not arrived yet.
 
-        Of a request with several samples it is the first one's; `samples_of` knows the others. A
+        Of a request with several samples it is that of the one to arrive first; `samples_of` knows all. A
         request that can never run is REFUSED here, in one slot: its prompt leaves no room for a token
         within max_model_len, or it needs more KV than the pool holds. Raises InputError for a beam
         search where the engine has none.
@@ -75,14 +76,17 @@ class Arena:
         self.next_id += len(ids)
         if not self.kind.groups and (batch.beam_width > 1).any():
             raise InputError(_no_beams(batch, ids))
-        number = None  # of each sample in its request
+        config = self.config
+        blocks_needed = self.kind.blocks_needed(batch, config)
+        refused = (batch.prompt_len >= config.max_model_len) | (blocks_needed > config.num_gpu_blocks - 1)
+        row = None  # of each sample, in the batch
         if not self.kind.groups and (batch.n > 1).any():
-            batch, row, number = samples(batch, int(ids[0]))
-            ids = request_ids(ids[row], number)
+            batch, row, number = samples(batch, int(ids[0]), self.kind.prompt_first)
+            ids, refused = request_ids(ids[row], number), refused[row]
         n = len(batch.prompt_len)
         slots = self._take_slots(n)
         first_segment = self._store_segments(batch)
-        config, requests = self.config, self.requests
+        requests = self.requests
         requests[:, slots] = 0
         self.times[:, slots] = np.nan
         for name in GIVEN:
@@ -100,24 +104,23 @@ class Arena:
         requests[R.edge, slots] = 1
         if config.residency:
             requests[R.owner, slots] = self._number_owners(batch)
-        blocks_needed = self.kind.blocks_needed(batch, config)
-        refused = (batch.prompt_len >= config.max_model_len) | (blocks_needed > config.num_gpu_blocks - 1)
         if self.kind.groups:
             width = (batch.n * batch.beam_width)[~refused].max(initial=1)
             for state in self.states:
                 state.widen(int(width))
         requests[R.status, slots] = np.where(refused, REFUSED, WAITING)
-        if number is not None:
+        if row is not None:
             self.has_samples = True
-            for slot in slots[refused & (number > 0)].tolist():
+            is_first = np.diff(row, prepend=-1) > 0
+            for slot in slots[refused & ~is_first].tolist():
                 self.vacate(slot)
-            requests[R.next_sample, slots] = np.where(refused, slots, _in_rings(slots, number))
-            slots, refused = slots[number == 0], refused[number == 0]
+            requests[R.next_sample, slots] = np.where(refused, slots, _in_rings(slots, is_first))
+            slots, refused = slots[is_first], refused[is_first]
         self.refused.update(slots[refused].tolist())
         return slots
 
     def samples_of(self, slot: int) -> list[int]:
-        """The slots of a loaded request that has not arrived, one for each sample."""
+        """The slots of a loaded request that has not arrived, one for each sample, in order of arrival."""
         found = [slot]
         if self.has_samples:
             while (after := int(self.requests[R.next_sample, found[-1]])) != slot:
@@ -202,11 +205,11 @@ class Arena:
         return np.array(numbers, np.int64)[place.ravel()]
 
 
-def _in_rings(slots: Ints, number: Ints) -> Ints:
+def _in_rings(slots: Ints, is_first: npt.NDArray[np.bool_]) -> Ints:
     """The slot of each sample's next one in its request; of the last, the first."""
-    places = np.arange(len(slots))
-    goes_on = np.append(number[1:] > 0, False)
-    return slots[np.where(goes_on, places + 1, places - number)]
+    following = np.append(slots[1:], 0)
+    following[np.append(is_first[1:], True)] = slots[is_first]
+    return following
 
 
 def _no_beams(batch: Batch, ids: Ints) -> str:

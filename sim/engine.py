@@ -60,6 +60,7 @@ class Engine:
         self.num_done = 0  # requests
         self.num_ended = 0  # in the engine, where a sample is one
         self.samples = SampleRecords()
+        self.held_back: dict[int, list[int]] = {}  # slots of samples, by the id of the one that goes ahead
         self.warm_up: Totals | None = None
         self.progress: Callable[[int, float], None] | None = None
         self.observe: Callable[[Core], None] | None = None
@@ -119,12 +120,23 @@ class Engine:
             self.asleep = None
 
     def submit_others(self, slot: int) -> None:
-        """The samples of a request that has arrived come in behind the first."""
+        """The samples of a request that has arrived come in behind the first, or when that one ends."""
         core = self.state.core
-        for sample in self.arena.samples_of(slot)[1:]:
-            core.times[T.arrival_time, sample] = core.times[T.arrival_time, slot]
+        others = self.arena.samples_of(slot)[1:]
+        if others and self.arena.kind.prompt_first:
+            core.requests[R.next_sample, [slot, others[-1]]] = slot, others[0]  # a ring without it
+            core.requests[R.watched, slot] = 1
+            core.count[K.any_watched] = 1
+            self.held_back[int(core.requests[R.request_id, slot])] = others
+        else:
+            self.bring_in(others, float(core.times[T.arrival_time, slot]))
+            core.count[K.extra_samples] += len(others)
+
+    def bring_in(self, samples: list[int], arrival: float) -> None:
+        """Samples of a request arrive now, by their own account at `arrival`."""
+        for sample in samples:
+            self.state.core.times[T.arrival_time, sample] = arrival
             self.state.arrive(sample, self.clock.now)
-            core.count[K.extra_samples] += 1
 
     def submit_watched(self, slot: int) -> Event:
         """A loaded request, whose arrival_time is set, arrives now; the event happens when it ends."""
@@ -135,7 +147,7 @@ class Engine:
             return done.succeed()
         core.requests[R.watched, self.arena.samples_of(slot)] = 1
         core.count[K.any_watched] = 1
-        self.watchers[int(core.requests[R.request_id, slot])] = done
+        self.watchers[request_of(int(core.requests[R.request_id, slot]))] = done
         self.submit(slot)
         return done
 
@@ -153,11 +165,30 @@ class Engine:
         self.warm_up = self.totals()
 
     def tell_watchers(self) -> None:
-        """Let those go on who waited for requests that have ended."""
+        """Let those go on who waited for requests that have ended, samples for their prompt among them."""
         core = self.state.core
         for request_id in core.watched[: core.count[K.num_watched]].tolist():
-            self.watchers.pop(request_of(request_id)).succeed()
+            if request_id in self.held_back:
+                samples = self.held_back.pop(request_id)
+                self.bring_in(samples, self.clock.now)
+                core.count[K.extra_samples] += len(samples) - 1
+            else:
+                self.watchers.pop(request_of(request_id)).succeed()
         core.count[K.num_watched] = 0
+
+    def seats_taken(self) -> int:
+        """Requests that have been sent here and not ended, where each sample counts."""
+        recorded = int(self.state.core.count[K.num_records])
+        return self.state.num_arrived + self.num_held_back() - self.num_ended - recorded
+
+    def outstanding(self) -> int:
+        """The same, but all samples of a request count as one."""
+        extra = int(self.state.core.count[K.extra_samples])
+        return self.seats_taken() - self.num_held_back() - extra
+
+    def num_held_back(self) -> int:
+        """Samples that have not arrived, but for one that goes ahead in the place of another."""
+        return sum(len(samples) - 1 for samples in self.held_back.values())
 
     def refuse(self, slot: int) -> None:
         """Record a request that can never run, and vacate its slot."""
@@ -168,6 +199,7 @@ class Engine:
         known = R.beam_width + 1  # the columns up to there
         chunk: Records = {name: core.requests[getattr(R, name), here].copy() for name in INT_FIELDS[:known]}
         chunk |= {name: np.zeros(1, np.int64) for name in INT_FIELDS[known:]}
+        chunk["request_id"] = request_of(chunk["request_id"])
         if core.config.token_fates:
             chunk |= {name: np.zeros(1, np.int64) for name in FATE_FIELDS}
         chunk |= {name: np.zeros(1, np.int64) for name in LOOKED_UP}
@@ -177,7 +209,6 @@ class Engine:
         chunk |= {name: np.full(1, np.nan) for name in FLOAT_FIELDS[1:]}
         self.arena.vacate(slot)
         self.num_done += 1
-        self.num_ended += 1
         self.on_records(chunk)
 
     def deliver(self) -> None:

@@ -181,9 +181,9 @@ class Recorder:
             return None
         names = ("prompt_len", "num_cached_tokens", "output_len", "session_id", "tenant")
         about = {name: int(requests[getattr(R, name), slot]) for name in names}
-        sample = sample_of(request_id)
+        sample, n = sample_of(request_id), int(requests[R.n, slot])
         if sample > 0 or requests[R.next_sample, slot] != slot:  # the first comes while others are to come
-            about |= {"sample": sample + 1, "n": int(requests[R.n, slot])}
+            about |= {"sample": sample + 1 if sample < n else 0, "n": n}
         lane = Lane(request_id, slot, about, [])
         lane.add("front end", arrival, ready)
         lane.add("queue", ready, scheduled)

@@ -57,7 +57,6 @@ class Replicas:
         self.progress: Callable[[int, float], None] | None = None
         self.ends_cause_arrivals = False
         self.max_concurrent = 0
-        self.num_sent = np.zeros(cluster.replicas, np.int64)
         self.num_routed = 0
         self.queued: deque[tuple[int, Event | None]] = deque()  # of a central queue
         self.rng = np.random.default_rng(cluster.seed)
@@ -110,9 +109,7 @@ class Replicas:
 
     def send(self, slot: int) -> Engine:
         """Choose the engine of a request; a refused one goes to the first, which says so."""
-        replica = 0 if slot in self.arena.refused else self.choose(slot)
-        self.num_sent[replica] += len(self.arena.samples_of(slot))
-        return self.engines[replica]
+        return self.engines[0 if slot in self.arena.refused else self.choose(slot)]
 
     def choose(self, slot: int) -> int:
         """Ask the router."""
@@ -178,23 +175,16 @@ class Replicas:
 
     def outstanding(self) -> Ints:
         """Requests sent to each replica that have not ended."""
-        extra = [int(engine.state.core.count[K.extra_samples]) for engine in self.engines]
-        return self.seats_taken() - extra
-
-    def seats_taken(self) -> Ints:
-        """The same, but each sample of a request counts."""
-        ended = [engine.num_ended + int(engine.state.core.count[K.num_records]) for engine in self.engines]
-        return self.num_sent - ended
+        return np.array([engine.outstanding() for engine in self.engines])
 
     def serve_queue(self) -> None:
         """Send the requests of a central queue, in order, as long as a replica has a place."""
         while self.queued:
-            taken = self.seats_taken()
+            taken = np.array([engine.seats_taken() for engine in self.engines])
             replica = int(taken.argmin())
             if taken[replica] >= self.arena.config.max_num_seqs:
                 return
             slot, done = self.queued.popleft()
-            self.num_sent[replica] += len(self.arena.samples_of(slot))
             ended = self.engines[replica].submit_watched(slot)
             assert ended.callbacks is not None
             ended.callbacks.append(functools.partial(self.make_room, done))

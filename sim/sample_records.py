@@ -2,7 +2,8 @@
 
 A request is scheduled when its first sample is, and its hit and the fates of its tokens are those of
 the sample admitted first; its first token is the earliest, its end the last; what samples looked up
-and found in the cache, their preemptions and evictions add up.
+and found in the cache, their preemptions and evictions add up. One that goes ahead with the prompt
+counts as a sample in all, but the token that it samples is nobody's first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.samples import request_of, sample_of
+from sim.samples import goes_ahead, request_of, sample_of
 
 Records = dict[str, npt.NDArray[Any]]
 SUMMED = ("num_preemptions", "num_evictions", "prefix_cache_queries", "prefix_cache_hits")
@@ -34,7 +35,8 @@ class SampleRecords:
         if self._held is not None:
             chunk = {name: np.concatenate([self._held[name], column]) for name, column in chunk.items()}
         numbers = request_of(chunk["request_id"])
-        _, request, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+        _, request = np.unique(numbers, return_inverse=True)
+        counts = np.bincount(request, ~goes_ahead(chunk["request_id"], chunk["n"]))
         has_ended = counts[request] == chunk["n"]
         self._held = None if has_ended.all() else _rows(chunk, np.flatnonzero(~has_ended))
         ended = np.flatnonzero(has_ended)
@@ -44,12 +46,15 @@ class SampleRecords:
 def _one_each(chunk: Records, ended: npt.NDArray[Any], request: npt.NDArray[Any]) -> Records:
     """One row for each different number in `request`, of the rows `ended` of the chunk."""
     sample, scheduled = sample_of(chunk["request_id"][ended]), chunk["scheduled_time"][ended]
-    by_admission = np.lexsort((sample, scheduled, request))
+    is_ahead = goes_ahead(chunk["request_id"][ended], chunk["n"][ended])
+    by_admission = np.lexsort((sample, ~is_ahead, scheduled, request))
     start = np.flatnonzero(np.diff(request[by_admission], prepend=-1))
     order = ended[by_admission]
     found = _rows(chunk, order[start])
     found["request_id"] = request_of(found["request_id"])
-    found["first_token_time"] = np.minimum.reduceat(chunk["first_token_time"][order], start)
+    first_token = np.where(is_ahead[by_admission], np.inf, chunk["first_token_time"][order])
+    found["first_token_time"] = np.minimum.reduceat(first_token, start)
+    found["output_len"] = np.maximum.reduceat(chunk["output_len"][order], start)
     found["finish_time"] = np.maximum.reduceat(chunk["finish_time"][order], start)
     for name in SUMMED:
         found[name] = np.add.reduceat(chunk[name][order], start)

@@ -4,6 +4,10 @@ As vLLM V1 has it (v1/engine/parallel_sampling.ParentRequest, AsyncLLM.add_reque
 in order, and share the prompt's full blocks as any two requests do, for those of the first can be
 found. The first sample is the answer that the workload tells of; what the others say is their own and
 nobody asks with it. All are as long as the workload says.
+
+SGLang 0.5.9 (srt/managers/tokenizer_manager.TokenizerManager._handle_batch_request) first sends one more,
+with the prompt alone and max_new_tokens 0. It prefills, samples a token that nobody sees, and ends, which
+puts the prompt into the cache; only then do the samples arrive. It is the sample of number n here.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from sim.request import ROWS, Batch, Ints, named
 
@@ -27,7 +32,7 @@ class Samples(NamedTuple):
 
     batch: Batch  # a row a sample
     row: Ints  # its request's row in the batch it came from
-    number: Ints  # of the sample in its request, from 0
+    number: Ints  # of the sample in its request, from 0; n: its prompt goes ahead with it
 
 
 def request_of(request_id: Ids) -> Ids:
@@ -40,13 +45,27 @@ def sample_of(request_id: Ids) -> Ids:
     return request_id >> REQUEST_BITS
 
 
-def samples(batch: Batch, first: int = 0) -> Samples:
+def goes_ahead(request_id: Ints, n: Ints) -> npt.NDArray[np.bool_]:
+    """Whether this, of a request's n samples, is the one that computes the prompt for the others."""
+    ahead: npt.NDArray[np.bool_] = sample_of(request_id) == n
+    return ahead
+
+
+def samples(batch: Batch, first: int = 0, prompt_first: bool = False) -> Samples:
     """The samples of a batch's requests, of which the first has the number `first`. Modifies nothing.
 
-    A prompt that several samples have is nobody's own, so its segments below 0 get names.
+    A prompt that several samples have is nobody's own, so its segments below 0 get names. With
+    `prompt_first` it goes ahead of its samples, in a row before theirs.
     """
-    row = np.repeat(np.arange(len(batch.n)), batch.n)
-    number = np.arange(len(row)) - np.repeat(np.cumsum(batch.n) - batch.n, batch.n)
+    ahead = (batch.n > 1) & prompt_first
+    rows = batch.n + ahead
+    row = np.repeat(np.arange(len(rows)), rows)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(rows) - batch.n, rows)
+    is_ahead = number < 0
+    number = np.where(is_ahead, batch.n[row], number)
+    columns = {name: getattr(batch, name)[row] for name in ROWS}
+    columns["output_len"][is_ahead] = 1
+    columns["max_tokens"][is_ahead] = 0
     counts = np.diff(batch.segment_start)
     owner = np.repeat(np.arange(len(counts)), counts)
     ends = np.cumsum(batch.segment_len)
@@ -66,9 +85,8 @@ def samples(batch: Batch, first: int = 0) -> Samples:
     others = np.flatnonzero(number > 0)
     last = start[1:][others] - 1
     ids[last] = ANSWERS - request_ids(first + row[others], number[others])
-    lens[last] = batch.output_len[row[others]]
+    lens[last] = columns["output_len"][others]
     lens[last - 1] = of_prompt[source[last - 1]]
-    columns = {name: getattr(batch, name)[row] for name in ROWS}
     return Samples(Batch(**columns, segment_start=start, segment_id=ids, segment_len=lens), row, number)
 
 

@@ -51,6 +51,7 @@ class State:
         clock[W.next_sample] = np.inf
         num_fates = len(MISSES) if config.token_fates else 0
         self.sampling = False
+        self.num_arrived = 0  # requests so far, where a sample is one
         self.arena = arena or Arena(config)
         self.core = Core(
             config=config,
@@ -130,6 +131,7 @@ class State:
 
     def arrive(self, slot: int, now: float) -> None:
         """Put a loaded request, whose arrival_time is set, into the front end's queue."""
+        self.num_arrived += 1
         count, queues = self.core.count, self.core.queues
         self.core.times[T.submitted_time, slot] = now
         if not self.sampling:

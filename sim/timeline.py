@@ -36,7 +36,10 @@ def trace(recorder: Recorder) -> Iterator[Event]:
 
 def _title(lane: Lane) -> str:
     name = f"request {request_of(lane.request_id)}"
-    return f"{name}, sample {lane.about['sample']}" if "sample" in lane.about else name
+    sample = lane.about.get("sample")
+    if sample is None:
+        return name
+    return f"{name}, sample {sample}" if sample > 0 else f"{name}, its prompt ahead"
 
 
 def _step_events(recorder: Recorder) -> Iterator[Event]:
@@ -94,9 +97,10 @@ def write_timeline(recorder: Recorder, path: Path) -> None:
 def left_out(recorder: Recorder, num_requests: int) -> str | None:
     """What the timeline does not show of a run of so many requests, in one line; None if it shows all."""
     steps, num_steps = recorder.steps, recorder.num_steps
-    lanes = Counter(request_of(lane.request_id) for lane in recorder.lanes)
-    whole = sum(lanes[request_of(lane.request_id)] == lane.about.get("n", 1) for lane in recorder.lanes)
-    if len(lanes) == num_requests and whole == len(recorder.lanes) and len(steps) == num_steps:
+    samples = [lane for lane in recorder.lanes if lane.about.get("sample") != 0]  # not a prompt ahead of them
+    lanes = Counter(request_of(lane.request_id) for lane in samples)
+    whole = sum(lanes[request_of(lane.request_id)] == lane.about.get("n", 1) for lane in samples)
+    if len(lanes) == num_requests and whole == len(samples) and len(steps) == num_steps:
         return None
     span = f", from {steps[0].begin:g} to {steps[-1].end:g} s" if steps else ""
     return (

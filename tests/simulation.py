@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.caches.kinds import APC
+from sim.caches.kinds import APC, CacheKind
 from sim.core import EngineConfig
 from sim.cost import StepCost, linear_cost
 from sim.engine import INT_FIELDS, LOOKED_UP, Records
@@ -117,7 +117,7 @@ def run(
         **options,
     )
     result = Run(totals, in_order(chunks))
-    check_invariants(result, config, sent, groups=options.get("kind", APC).groups)
+    check_invariants(result, config, sent, options.get("kind", APC))
     return result
 
 
@@ -128,8 +128,8 @@ def in_order(chunks: Sequence[Records]) -> Records:
     return {name: column[order] for name, column in columns.items()}
 
 
-def check_invariants(result: Run, config: EngineConfig, sent: int, *, groups: bool = False) -> None:
-    """What holds after any run that has ended; `groups`: a request's sequences are one to the engine."""
+def check_invariants(result: Run, config: EngineConfig, sent: int, kind: CacheKind = APC) -> None:
+    """What holds after any run that has ended under a cache of `kind`."""
     totals, records = result
     assert records["request_id"].tolist() == list(range(sent)), "requests in = finished + refused"
     served = {name: column[records["refused"] == 0] for name, column in records.items()}
@@ -142,7 +142,9 @@ def check_invariants(result: Run, config: EngineConfig, sent: int, *, groups: bo
         assert (served[earlier] <= served[later]).all(), f"{earlier} <= {later}"
     assert (served["finish_time"] <= totals.last_time).all()
     hits = served["num_cached_tokens"]
-    n = np.ones_like(hits) if groups else served["n"]  # what the engine has of each
+    n = served["n"] + kind.prompt_first * (served["n"] > 1)  # what the engine has of each
+    if kind.groups:
+        n = np.ones_like(hits)
     assert (hits % config.block_size == 0).all() and (hits >= 0).all()
     assert (hits <= served["prompt_len"] - 1).all()
     assert totals.prefix_cache_hits == served["prefix_cache_hits"].sum()

@@ -30,6 +30,7 @@ class CacheKind(Section):
     looks_up: ClassVar[bool] = True  # whether it searches for prefixes that are cached
     groups: ClassVar[bool] = False  # whether all sequences of a request are one to the engine
     hashes: ClassVar[bool] = False  # whether it hashes every full block
+    prompt_first: ClassVar[bool] = False  # whether a request with the prompt alone goes ahead of samples
     metadata: ClassVar[str]  # what it keeps to find KV: see `metadata` in its file
 
     @model_serializer(mode="wrap")
@@ -67,6 +68,7 @@ class RadixKind(CacheKind):
     """SGLang's RadixAttention and the admission that goes with it, by SGLang's names and defaults."""
 
     kind: Literal["radix"] = "radix"
+    prompt_first: ClassVar[bool] = True
     metadata: ClassVar[str] = "tree nodes"
     schedule_policy: Literal["fcfs", "lpm"] = Field(
         "fcfs", description="order of the waiting requests; lpm: longest cached prefix first"
