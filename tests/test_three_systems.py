@@ -183,7 +183,7 @@ def test_a_group_computes_its_prompt_once(found: Means) -> None:
     paged, apc, radix = (
         found.at("four samples", cache, "num_computed_tokens") for cache in ("paged", "apc", "radix")
     )
-    assert paged < apc < 0.7 * radix
+    assert paged < apc < radix < 1.05 * apc
 
 
 def test_reserved_blocks_leave_little_room(found: Means) -> None:
