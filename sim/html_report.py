@@ -82,7 +82,7 @@ def _figures(result: Result) -> Iterator[str]:
     records, series = result.records, result.timeseries
     start = min(float(arrival.min()) for (arrival,) in records.chunks("arrival_time"))
     end = result.summary["duration"] or 1.0
-    parts = plots.UNCACHED if result.summary["token_fates"] is None else plots.FATES
+    parts = plots.prompt_parts(result.summary)
     edges = np.linspace(0.0, end, plots.BINS + 1)
 
     def tokens(axes: Axes) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,10 @@ TTFT_PARTS: Parts = {
     "prefill_time_ms": ("prefill", BLUE),
 }
 UNCACHED: Parts = {"prompt_len": ("all computed: prefix caching is off", GREY)}
+RESERVED: Parts = {
+    "num_cached_tokens": ("hit in a reserved prefix", BLUE),
+    "prompt_len": ("computed: nothing is looked up", GREY),
+}
 
 _STYLE: Any = {  # matplotlib types the keys as a Literal
     "font.size": 9.0,
@@ -71,8 +75,7 @@ def run_figure(result: Result, path: Path) -> None:
         axes = figure.subplot_mosaic([["ttft", "load"], ["tokens", "tokens"]])
         ttft_cdf(axes["ttft"], result.records)
         requests_over_time(axes["load"], result.timeseries, start, edges[-1])
-        parts = UNCACHED if s["token_fates"] is None else FATES
-        tokens_over_time(axes["tokens"], result.records, edges, start, parts)
+        tokens_over_time(axes["tokens"], result.records, edges, start, prompt_parts(s))
         rate = s["prefix_cache_hit_rate"]
         hits = "no prompt was looked up" if rate is None else f"hit rate {100 * rate:.1f} %"
         figure.suptitle(
@@ -182,12 +185,24 @@ def requests_over_time(axes: Axes, series: dict[str, Floats], start: float, end:
     return axes
 
 
+def prompt_parts(summary: Mapping[str, Any]) -> Parts:
+    """What a run knows of where its prompt tokens went."""
+    if summary["token_fates"] is not None:
+        return FATES
+    return RESERVED if summary["prefix_cache_hits"] else UNCACHED
+
+
 def tokens_over_time(axes: Axes, records: Records, edges: Floats, start: float, parts: Parts) -> Axes:
-    """Prompt tokens a second, stacked by their parts, by the time of first admission."""
+    """Prompt tokens a second, stacked by their parts, by the time of first admission.
+
+    `prompt_len`, where it stands last, is what the parts before it leave.
+    """
     tokens = np.zeros((len(parts), len(edges) - 1))
     for scheduled, *columns in _ran(records, "scheduled_time", *parts):
         for total, column in zip(tokens, columns, strict=True):
             total += np.histogram(scheduled - start, edges, weights=column)[0]
+    if "prompt_len" in parts:
+        tokens[-1] -= tokens[:-1].sum(axis=0)
     tops = np.cumsum(tokens, axis=0) / (edges[1] - edges[0])
     low = np.zeros(len(edges) - 1)
     for (label, colour), share, top in zip(parts.values(), tokens, tops, strict=True):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sim.cache_figures import own_figures
+from sim.caches.kinds import APC
 from sim.metrics import HIT_RATE_DEFINITION, QUANTILES
 
 if TYPE_CHECKING:
@@ -182,6 +183,9 @@ def _cache_lines(result: Result) -> Iterator[tuple[str, str]]:
         yield "", "off: enable_prefix_caching is false"
     else:
         yield "", f"none: cache {result.resolved.scenario.cache.kind} looks nothing up"
+        if s["prefix_cache_hits"]:
+            yield _line("Hit rate in reserved prefixes (%):", _percent(s["prefix_cache_hit_rate"]))
+            yield _line("Prompt tokens hit there:", s["prefix_cache_hits"])
     yield _line("Tokens computed, all:", s["num_computed_tokens"])
     yield _line("Evicted blocks:", s["num_evictions"])
     for name, text in DURATION_NAMES.items():
@@ -289,10 +293,12 @@ def _setting(result: Result) -> str:
     words = [f"{replicas} replicas"] if replicas > 1 else []
     words += [f"tp {engine.tensor_parallel_size}", f"blocks of {engine.block_size}"]
     cache = result.resolved.scenario.cache
+    if cache != APC:
+        default = type(cache)()
+        options = ", ".join(f"{name} {value}" for name, value in cache if value != getattr(default, name))
+        words.append(f"cache {cache.kind}" + (f" ({options})" if options else ""))
     if cache.looks_up:
         words.append("prefix caching " + ("on" if engine.enable_prefix_caching else "off"))
-    else:
-        words.append(f"cache {cache.kind}")
     words.append("async" if engine.async_scheduling else "sync")
     return ", ".join(words)
 

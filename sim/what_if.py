@@ -50,7 +50,8 @@ def answers(
     scenario = result.resolved.scenario
     known = set(result.summary["warnings"])
     entries = [_entry(Change(AS_IT_IS), result.summary, known)]
-    for change in changes(result.resolved.config, scenario.cache):
+    reserved = result.summary["prefix_cache_hits"] > 0
+    for change in changes(result.resolved.config, scenario.cache, reserved=reserved):
         if change.excluded:
             entries.append({"change": change.name, "excluded": change.excluded})
             continue
@@ -69,8 +70,11 @@ def answers(
     return entries
 
 
-def changes(config: EngineConfig, cache: CacheKind = APC) -> Iterator[Change]:
-    """The questions about an engine, whose pool is resolved, and its way to share KV."""
+def changes(config: EngineConfig, cache: CacheKind = APC, *, reserved: bool = False) -> Iterator[Change]:
+    """The questions about an engine, whose pool is resolved, and its way to share KV.
+
+    `reserved`: whether it has hits without lookups, of prefixes known ahead.
+    """
     blocks, size = config.num_gpu_blocks, config.block_size
     yield Change(f"pool 2x: {2 * blocks:,} blocks", {"num_gpu_blocks": 2 * blocks})
     half = size // 2
@@ -81,10 +85,10 @@ def changes(config: EngineConfig, cache: CacheKind = APC) -> Iterator[Change]:
         same = blocks * size // half
         name = f"block {half}, {same:,} of them: the same tokens"
         yield Change(name, {"block_size": half, "num_gpu_blocks": same})
-    if not cache.looks_up:
-        yield Change("caching off", excluded=f"cache: {cache.kind} looks nothing up")
-    elif config.enable_prefix_caching:
+    if config.enable_prefix_caching or reserved:
         yield Change("caching off", {"enable_prefix_caching": False})
+    elif not cache.looks_up:
+        yield Change("caching off", excluded=f"cache: {cache.kind} looks nothing up")
     else:
         yield Change("caching off", excluded="engine.enable_prefix_caching is false already")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import itertools
 import json
 from collections.abc import Callable
@@ -25,8 +26,11 @@ from sim.cli import app
 from sim.clock import Clock
 from sim.core import Core, EngineConfig
 from sim.cost import StepCost
+from sim.plots import drawn, prompt_parts, tokens_over_time
 from sim.request import Batch, make_batch
+from sim.scenario_file import load
 from sim.simulate import simulate
+from sim.simulation import run
 from sim.totals import Totals
 
 VARIANTS = variants()
@@ -280,6 +284,48 @@ def test_all_reports_of_a_run(kind: str, tmp_path: Path) -> None:
     assert page.stat().st_size > 1000 and json.loads(lanes.read_text())["traceEvents"]
     again = CliRunner().invoke(app, ["run", str(out / "scenario.yaml"), "--format", "json"])
     assert json.loads(again.stdout)["mean_ttft_ms"] == summary["mean_ttft_ms"]
+
+
+@pytest.mark.parametrize(
+    ("options", "setting", "lines"),
+    [
+        ("apc", "blocks of 16, prefix caching on, sync", ["Hit rate (%):"]),
+        ("{kind: radix, schedule_policy: lpm}", "cache radix (schedule_policy lpm)", ["Hit rate (%):"]),
+        ("contiguous", "blocks of 16, cache contiguous, sync", ["none: cache contiguous looks nothing up"]),
+        (
+            "paged",  # 100 of the 130 prompt tokens of each request
+            "blocks of 16, cache paged, sync",
+            [
+                "Hit rate in reserved prefixes (%):        76.92",
+                "Prompt tokens hit there:                  4000",
+            ],
+        ),
+    ],
+)
+def test_the_console_names_the_cache_and_its_hits(
+    options: str, setting: str, lines: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO + f"cache: {options}\n")
+    result = CliRunner().invoke(app, ["run", str(path)])
+    assert result.exit_code == 0, result.output
+    assert setting in result.stdout.splitlines()[1]
+    assert all(any(line.startswith(one) for line in result.stdout.splitlines()) for one in lines)
+
+
+def test_a_figure_shows_hits_in_reserved_prefixes(tmp_path: Path) -> None:
+    """76.92 % of the tokens, as the counters have it, and the rest computed."""
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO + "cache: paged\n")
+    result = run(load(path))
+    parts, edges = prompt_parts(result.summary), np.array([-1.0, 1000.0])
+    with drawn(io.BytesIO(), (4.0, 3.0)) as figure:
+        axes = tokens_over_time(figure.add_subplot(), result.records, edges, 0.0, parts)
+        hit, total = (float(patch.get_data().values[0]) for patch in axes.patches)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "hit in a reserved prefix", "computed: nothing is looked up",
+    ]  # fmt: skip
+    assert hit * 1001.0 == pytest.approx(4000) and total * 1001.0 == pytest.approx(5200)
 
 
 @pytest.mark.parametrize("kind", [cls().kind for cls in KINDS])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sim.caches.kinds import KINDS
 from sim.errors import InputError
 from sim.resolve import resolve
 from sim.scenario import Scenario, WholeStep
@@ -298,6 +299,13 @@ def test_lookups_that_fail(tmp_path: Path, overrides: list[str], word: str) -> N
 def test_calibration_of_another_machine_is_told(tmp_path: Path) -> None:
     scenario = load(write(tmp_path, GOOD), ["cost=h200-sxm/llama-3.1-8b_tp1_bf16"])
     assert "h200" in resolve(scenario).step_time.warnings[0]
+
+
+def test_the_schema_takes_a_cache_by_name() -> None:
+    """As `cache: radix`, or as a mapping with its options."""
+    by_name, by_options = Scenario.model_json_schema()["properties"]["cache"]["anyOf"]
+    assert by_name["enum"] == [cls().kind for cls in KINDS]
+    assert by_options["discriminator"]["mapping"].keys() == set(by_name["enum"])
 
 
 def test_schema_names_every_section() -> None:

@@ -383,6 +383,21 @@ def test_a_finished_sweep_is_made_anew(sweep: Path, finished: Path, tmp_path: Pa
         assert tables(out) == tables(finished)
 
 
+def test_a_metric_that_only_some_caches_have(tmp_path: Path) -> None:
+    """It is known wherever its cache stands in the axis, and whatever that is told of prefixes."""
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        SWEEP.replace("max_model_len: 800", "max_model_len: 800, async_scheduling: false").split("axes:")[0]
+        + "axes:\n  cache: [apc, {kind: paged, reserve_prefixes: true}]\nseeds: 1\n"
+        + "metrics: [blocks_saved_by_sharing]\n"
+    )
+    result = prefixsim("sweep", path, "--jobs", "1", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "out" / "sweep.csv").open() as file:
+        apc, paged = (row["blocks_saved_by_sharing"] for row in csv.DictReader(file))
+    assert apc == "" and 0.0 < float(paged) < 1.0
+
+
 @pytest.mark.parametrize(
     ("metric", "words"),
     [

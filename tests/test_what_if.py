@@ -109,13 +109,22 @@ def test_what_has_no_answer_says_why(scenario: Path) -> None:
     assert line.startswith("block halved") and line.endswith("not run: a block of 1 token has no half")
 
 
-@pytest.mark.parametrize("kind", [PagedKind(), ContiguousKind()])
-def test_a_cache_that_looks_nothing_up_has_no_lookup_to_turn_off(kind: CacheKind) -> None:
-    config = EngineConfig(
+def of_none() -> EngineConfig:
+    """The configuration of an engine whose cache looks nothing up."""
+    return EngineConfig(
         block_size=16, num_gpu_blocks=100, max_num_batched_tokens=8, max_num_seqs=1, max_model_len=9,
         enable_prefix_caching=False,
     )  # fmt: skip
-    assert list(changes(config, kind))[2].excluded == f"cache: {kind.kind} looks nothing up"
+
+
+@pytest.mark.parametrize("kind", [PagedKind(), ContiguousKind()])
+def test_a_cache_that_looks_nothing_up_has_no_lookup_to_turn_off(kind: CacheKind) -> None:
+    assert list(changes(of_none(), kind))[2].excluded == f"cache: {kind.kind} looks nothing up"
+
+
+def test_reserved_prefixes_can_be_done_without() -> None:
+    """paged looks nothing up, and has hits where prefixes were reserved: `caching off` is a question."""
+    assert list(changes(of_none(), PagedKind(), reserved=True))[2].engine == {"enable_prefix_caching": False}
 
 
 def test_a_pool_beyond_what_yaml_may_say(scenario: Path) -> None:

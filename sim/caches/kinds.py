@@ -188,7 +188,10 @@ def _by_name(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
+_AnyKind = Annotated[ApcKind | RadixKind | PagedKind | ContiguousKind, Field(discriminator="kind")]
 AnyCache = Annotated[
-    Annotated[ApcKind | RadixKind | PagedKind | ContiguousKind, Field(discriminator="kind")],
-    BeforeValidator(_by_name),
+    _AnyKind,
+    BeforeValidator(
+        _by_name, json_schema_input_type=Literal["apc", "radix", "paged", "contiguous"] | _AnyKind
+    ),
 ]

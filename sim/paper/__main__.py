@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from sim.calibrate.write import write as write_calibration
 from sim.paper import experiments
@@ -14,11 +16,14 @@ from sim.paper.page import write
 PAGE = Path("results", "paper.md")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """With `--engine`, only write the step time that the scenarios use."""
+def main(engine: Annotated[bool, typer.Option("--engine", help="Only write the step time.")] = False) -> None:
+    """Run the PagedAttention paper's experiments, some minutes, and write results/paper.md.
+
+    The step time that the scenarios use, scenarios/paper/engine_2023.yaml, is written first.
+    """
     write_calibration(engine_2023(), experiments.FOLDER / "engine_2023.yaml")
-    if "--engine" in arguments:
-        return 0
+    if engine:
+        return
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -34,8 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     }
     write(tables, PAGE)
     tell(f"{PAGE} written")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    typer.run(main)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ def run_sweep(
     """
     layout, text = lay_out(plan), plan.to_yaml()
     check_folder(out, text, len(set(layout.keys)), resume=resume)
-    _check_metrics(plan, layout.points[0], everywhere)
+    _check_metrics(plan, layout.points, everywhere)
     make_folder(out)
     with locked(out / JOURNAL) as file:
         # Again: another sweep may have come, and gone, while the metrics were looked for.
@@ -66,11 +66,17 @@ def run_sweep(
     return results
 
 
-def _check_metrics(plan: Plan, first: Point, everywhere: Everywhere) -> None:
-    """Raise InputError for a metric that no run has; the workers compile while they look."""
-    [(_, names)] = everywhere(metric_names, [first.scenario])
-    if names is None:
-        raise InputError(f"{plan.where(())}: the first process died: too little memory, perhaps")
+def _check_metrics(plan: Plan, points: Sequence[Point], everywhere: Everywhere) -> None:
+    """Raise InputError for a metric that no run has; the workers compile while they look.
+
+    Each cache has figures of its own, so one point of each is looked at.
+    """
+    firsts = {point.scenario.cache.kind: point.scenario for point in reversed(points)}
+    names: dict[str, None] = {}
+    for _, found in everywhere(metric_names, list(firsts.values())):
+        if found is None:
+            raise InputError(f"{plan.where(())}: the first process died: too little memory, perhaps")
+        names |= dict.fromkeys(found)
     for number, metric in enumerate(plan.metrics):
         if metric not in names:
             place = plan.where(("metrics", number))

@@ -66,6 +66,7 @@ def metric_names(scenario: Scenario) -> list[str]:
     changes = {
         "engine": Engine(num_gpu_blocks=16, max_model_len=64),
         "workload": FourteenTokens(),
+        "cache": type(scenario.cache)(),  # without options: that workload has no prefixes to reserve
         "cost": WholeStep(base_us=1000.0),
         "measure_from": None if scenario.measure_from is None else 0.0,
         "reset_prefix_cache": [0.0] if scenario.reset_prefix_cache else [],
