@@ -60,14 +60,18 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     for path, name in PLACE.findall(text):
         assert (ROOT / path).is_file(), path
         if name:
-            assert re.search(rf"^(def|class) {name}\b|    def {name}\b", (ROOT / path).read_text(), re.M), name
+            assert re.search(rf"^(def|class) {name}\b|    def {name}\b", (ROOT / path).read_text(), re.M), (
+                name
+            )
     if page.stem == "rules":
         rules = (ROOT / "tests" / "test_rules.py").read_text()
         for test in TEST.findall(text):
             assert f"def {test}(" in rules, test
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem
+)
 def test_the_examples_of_a_page_give_what_it_says(page: Path) -> None:
     text = "\n".join(blocks(page, "python"))
     test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
@@ -90,8 +94,12 @@ def test_every_figure_of_a_run_is_defined() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     found = run(Scenario.load("scenarios/shared_prefix.yaml", "workload.num_requests=50"))
     known = set(re.findall(r"`(\w+)`", text))
-    latencies = r"(mean|median|std|p90|p50|p95|p99)_(ttft|tpot|itl|e2el|front_end_time|queue_time|prefill_time)_ms"
-    missing = {name for name in [*found.summary, *found.requests] if not re.fullmatch(latencies, name)} - known
+    latencies = (
+        r"(mean|median|std|p90|p50|p95|p99)_(ttft|tpot|itl|e2el|front_end_time|queue_time|prefill_time)_ms"
+    )
+    missing = {
+        name for name in [*found.summary, *found.requests] if not re.fullmatch(latencies, name)
+    } - known
     assert not missing
 
 
@@ -108,13 +116,17 @@ def sections(page: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_every_field_of_a_workload_is_explained_and_its_example_runs(kind: str) -> None:
+def test_every_field_of_a_workload_is_explained_and_its_example_runs(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = sections(ROOT / "docs" / "workloads.md")
     text, shared = page[kind], " ".join(text for name, text in page.items() if name not in kinds())
     known = set(re.findall(r"`(\w+)`", text + shared))
-    assert set(kinds()[kind].model_fields) - known == set()
+    assert set(kinds()[kind].model_fields) - known - {"kind"} == set()
     examples = [found for name, found in FENCE.findall(text) if name == "yaml"]
     assert examples
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace.jsonl").write_text("".join(blocks(ROOT / "docs" / "workloads.md", "json")))
     for example in examples:
         scenario = Scenario.model_validate({"engine": {"num_gpu_blocks": 2000}, **yaml.safe_load(example)})
         assert scenario.workload.kind == kind and run(scenario).summary["completed"] > 0
