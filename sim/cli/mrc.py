@@ -134,6 +134,10 @@ def _scenario(source: Path, overrides: Sequence[str], timed: int | None) -> Scen
     from sim.scenario_file import load
 
     scenario = load(source, overrides)
+    if scenario.cache.kind != "apc":
+        raise InputError(
+            f"{source}: mrc counts the blocks of cache: apc, not of {scenario.cache.kind}: set cache to apc"
+        )
     if not scenario.engine.enable_prefix_caching:
         raise InputError(
             f"{source}: engine.enable_prefix_caching is false, so nothing ever hits; set it true"
