@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from sim.caches.kinds import APC, CacheKind
+from sim.caches.kinds import APC, KINDS, CacheKind
 from sim.columns import K, Q, R, T
 from sim.core import NO_SEAT, REFUSED, VACANT, WAITING, EngineConfig
 from sim.errors import InputError
@@ -214,4 +214,5 @@ def _in_rings(slots: Ints, is_first: npt.NDArray[np.bool_]) -> Ints:
 
 def _no_beams(batch: Batch, ids: Ints) -> str:
     first = int(np.argmax(batch.beam_width > 1))
-    return f"request {ids[first]} has beam_width {batch.beam_width[first]}: beam search needs cache: paged"
+    caches = " or ".join(kind().kind for kind in KINDS if kind.groups)
+    return f"request {ids[first]} has beam_width {batch.beam_width[first]}: beam search needs cache: {caches}"

@@ -201,7 +201,7 @@ class Engine:
         chunk |= {name: np.zeros(1, np.int64) for name in INT_FIELDS[known:]}
         chunk["request_id"] = request_of(chunk["request_id"])
         if core.config.token_fates:
-            chunk |= {name: np.zeros(1, np.int64) for name in FATE_FIELDS}
+            chunk |= {name: np.zeros(1, np.int64) for name in (*FATE_FIELDS, "prefix_cache_evicted")}
         chunk |= {name: np.zeros(1, np.int64) for name in LOOKED_UP}
         chunk["refused"] = np.ones(1, np.int64)
         chunk["replica"] = np.full(1, self.replica)
@@ -223,6 +223,7 @@ class Engine:
         chunk: Records = {name: ints[:, i] for i, name in enumerate(INT_FIELDS)}
         if core.config.token_fates:
             chunk |= {name: ints[:, R.RECORDED + 2 + i] for i, name in enumerate(FATE_FIELDS)}
+            chunk["prefix_cache_evicted"] = chunk["fate_evicted"]
         chunk |= dict(zip(LOOKED_UP, (chunk["prompt_len"], chunk["num_cached_tokens"]), strict=True))
         chunk["refused"] = np.zeros(n, np.int64)
         chunk["replica"] = np.full(n, self.replica)

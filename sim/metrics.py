@@ -101,25 +101,15 @@ def count_fates(records: Records) -> dict[str, int]:
     return totals
 
 
-def ceiling(fates: dict[str, int] | None, further: tuple[int, int] = (0, 0)) -> float:
-    """The hit rate of a pool that never evicts; NaN where fates were not decided.
-
-    `further` is what `count_further` says of samples that fates leave out.
-    """
-    if not fates:
-        return math.nan
-    queries, hits = further
-    return _ratio(fates["hit"] + fates["evicted"] + hits, sum(fates.values()) + queries)
-
-
-def count_further(records: Records, block_size: int) -> tuple[int, int]:
-    """Prompt tokens that samples but the first looked up, and those of them in a pool that never evicts."""
+def ceiling(records: Records) -> float:
+    """The hit rate of a pool that never evicts, of all samples, where fates were decided."""
     queries = hits = 0
-    for prompt, looked_up in records.chunks("prompt_len", "prefix_cache_queries"):
-        samples = np.maximum(looked_up // prompt - 1, 0)
-        queries += int((samples * prompt).sum())
-        hits += int((samples * ((prompt - 1) // block_size * block_size)).sum())
-    return queries, hits
+    for looked_up, *found in records.chunks(
+        "prefix_cache_queries", "prefix_cache_hits", "prefix_cache_evicted"
+    ):
+        queries += int(looked_up.sum())
+        hits += int(sum(column.sum() for column in found))
+    return _ratio(hits, queries)
 
 
 def distribution(values: Floats, name: str) -> dict[str, float]:
@@ -172,7 +162,6 @@ def summarize(
     verdict = saturation(records, counts.first_arrival, counts.last_arrival, work)
     fates = count_fates(records) if config.token_fates else None
     several = counts.sequences > counts.completed
-    further = count_further(records, config.block_size) if several else (0, 0)
     usable = config.num_gpu_blocks - 1  # block 0 is the null block
     summary: dict[str, Any] = {
         "duration": duration,
@@ -205,7 +194,7 @@ def summarize(
         "prefix_cache_queries": totals.prefix_cache_queries,
         "prefix_cache_hits": totals.prefix_cache_hits,
         "prefix_cache_hit_rate": _ratio(totals.prefix_cache_hits, totals.prefix_cache_queries),
-        "prefix_cache_ceiling": ceiling(fates, further),
+        "prefix_cache_ceiling": math.nan if fates is None else ceiling(records),
         "token_fates": fates,
         "preempted_queries": totals.preempted_queries,
         "preempted_hits": totals.preempted_hits,

@@ -32,10 +32,11 @@ COLUMNS = (
     "front_end_time_ms", "queue_time_ms", "prefill_time_ms", "ttft_ms", "tpot_ms", "itl_mean_ms", "e2el_ms",
 )  # fmt: skip
 FATE_COLUMNS = tuple(f"fate_{name}" for name in FATES)  # behind them, where fates were decided
+EVICTED_COLUMN = "prefix_cache_evicted"  # behind these: what a pool that never evicts would have hit besides
 
 
 def with_latencies(chunk: Mapping[str, Column]) -> Chunk:
-    """One chunk of the engine's records with what it implies, in the order of COLUMNS and FATE_COLUMNS.
+    """One chunk of the engine's records with what it implies: COLUMNS, and with fates the others.
 
     TTFT has three parts: `front_end_time_ms` until the front-end thread has hashed and queued the
     request, the wait for that thread included; `queue_time_ms` from there to the first step that
@@ -65,7 +66,7 @@ def with_latencies(chunk: Mapping[str, Column]) -> Chunk:
     names: tuple[str, ...] = COLUMNS
     if "fate_cold" in chunk:
         derived["fate_hit"] = chunk["num_cached_tokens"]
-        names = COLUMNS + FATE_COLUMNS
+        names = (*COLUMNS, *FATE_COLUMNS, EVICTED_COLUMN)
     return {name: derived[name] if name in derived else chunk[name] for name in names}
 
 

@@ -1,9 +1,10 @@
 """One record for all samples of a request, made when the last of them has ended.
 
 A request is scheduled when its first sample is, and its hit and the fates of its tokens are those of
-the sample admitted first; its first token is the earliest, its end the last; what samples looked up
-and found in the cache, their preemptions and evictions add up. One that goes ahead with the prompt
-counts as a sample in all, but the token that it samples is nobody's first.
+the sample admitted first; its first token is the earliest, its end the last; what samples looked up,
+found in the cache and would have found in a pool that never evicts, their preemptions and evictions
+add up. One that goes ahead with the prompt counts as a sample in all, but the token that it samples is
+nobody's first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy.typing as npt
 from sim.samples import goes_ahead, request_of, sample_of
 
 Records = dict[str, npt.NDArray[Any]]
-SUMMED = ("num_preemptions", "num_evictions", "prefix_cache_queries", "prefix_cache_hits")
+SUMMED = {
+    "num_preemptions", "num_evictions", "prefix_cache_queries", "prefix_cache_hits", "prefix_cache_evicted",
+}  # fmt: skip
 
 
 class SampleRecords:
@@ -56,7 +59,7 @@ def _one_each(chunk: Records, ended: npt.NDArray[Any], request: npt.NDArray[Any]
     found["first_token_time"] = np.minimum.reduceat(first_token, start)
     found["output_len"] = np.maximum.reduceat(chunk["output_len"][order], start)
     found["finish_time"] = np.maximum.reduceat(chunk["finish_time"][order], start)
-    for name in SUMMED:
+    for name in SUMMED & chunk.keys():
         found[name] = np.add.reduceat(chunk[name][order], start)
     return _rows(found, np.argsort(np.maximum.reduceat(order, start)))
 

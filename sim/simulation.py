@@ -25,6 +25,7 @@ from workloads.streams import Stream, stream_seed
 from workloads.trace_rows import LATEST
 
 if TYPE_CHECKING:
+    from sim.caches.kinds import CacheKind
     from sim.core import Core, EngineConfig
     from sim.recorder import Recorder
     from sim.replicas import Cluster
@@ -153,7 +154,7 @@ def run(
                 **stops,
             )
         records.close()
-        _check_measurable(scenario.name, config, records, tally, totals.last_time)
+        _check_measurable(scenario.name, config, kind, records, tally, totals.last_time)
         slo = Slo(**scenario.slo.model_dump()) if scenario.slo else None
         counted = totals if scenario.measure_from is None else measured(totals, records)
         figures = summarize(records, counted, config, slo, cost)
@@ -196,7 +197,7 @@ def run(
 
 
 def _check_measurable(
-    name: str, config: EngineConfig, records: Records, tally: Tally, last_time: float
+    name: str, config: EngineConfig, kind: CacheKind, records: Records, tally: Tally, last_time: float
 ) -> None:
     """Raise InputError if a finished run has nothing to sum up, or ends beyond all clocks."""
     num_requests = records.num_rows + records.num_left_out
@@ -206,7 +207,8 @@ def _check_measurable(
         raise InputError(
             f"{name}: none of the {num_requests} requests can run: the limit is {_limit(config)} tokens "
             f"(engine.max_model_len {config.max_model_len}; engine.num_gpu_blocks "
-            f"{config.num_gpu_blocks}, less the null block, of {config.block_size}); raise the smaller"
+            f"{config.num_gpu_blocks}, less the null block, of {config.block_size})"
+            f"{kind.beyond_tokens(config) or '; raise the smaller'}"
         )
     if not last_time < LATEST:
         raise InputError(
@@ -227,7 +229,8 @@ def _notes(
     if tally.num_refused:
         named = ", ".join(map(str, tally.refused)) + (", …" if tally.num_refused > len(tally.refused) else "")
         of_all = f"{tally.num_refused} of {num_requests} requests"
-        yield f"{of_all} can never fit in {_limit(config)} tokens and were refused: {named}"
+        beyond = scenario.cache.beyond_tokens(config)
+        yield f"{of_all} can never fit in {_limit(config)} tokens{beyond}, and were refused: {named}"
     if config.enable_prefix_caching and tally.longest <= config.block_size:
         yield (
             f"no prompt is longer than one block of {config.block_size} tokens (the longest has "

@@ -73,6 +73,7 @@ def refusal(folder: Path, *arguments: str) -> str:
         ("workload.shared_length=3", ["did you mean shared_len?"]),
         ("slo.tfft=3", ["did you mean ttft?"]),
         ("a.b.c=3", ["a: unknown field"]),
+        ("cache=null", ["cache: should be a cache's name (apc, radix, paged, contiguous) or a mapping"]),
         ("engine.block_size=abc", ["engine.block_size", "integer", "'abc'"]),
         ("engine.block_size=16.5", ["engine.block_size", "integer"]),
         ("engine.enable_prefix_caching=yes", ["engine.enable_prefix_caching", "boolean", "'yes'"]),

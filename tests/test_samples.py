@@ -90,6 +90,7 @@ def hand_made() -> dict[str, Any]:
     ids = np.array([3 + (2 << 40), 4, 3, 3 + (1 << 40)])
     whole = {"n": [3, 1, 3, 3], "num_preemptions": [1, 5, 2, 0], "num_evictions": [1, 0, 0, 3],
              "prefix_cache_queries": [50, 9, 50, 50], "prefix_cache_hits": [48, 0, 16, 32],
+             "prefix_cache_evicted": [0, 4, 8, 1],
              "num_cached_tokens": [48, 0, 16, 32], "fate_cold": [2, 9, 34, 18],
              "output_len": [8, 6, 8, 8]}  # fmt: skip
     times = {"scheduled_time": [1.0, 3.0, 1.5, 1.0], "first_token_time": [4.0, 4.0, 6.0, 5.0],
@@ -102,7 +103,7 @@ def test_a_joined_record_by_hand() -> None:
     joined = SampleRecords().joined(hand_made())
     assert {name: column.tolist() for name, column in joined.items()} == {
         "request_id": [4, 3], "n": [1, 3], "num_preemptions": [5, 3], "num_evictions": [0, 4],
-        "prefix_cache_queries": [9, 150], "prefix_cache_hits": [0, 96],
+        "prefix_cache_queries": [9, 150], "prefix_cache_hits": [0, 96], "prefix_cache_evicted": [4, 9],
         "num_cached_tokens": [0, 32], "fate_cold": [9, 18],  # samples 1 and 2 at once: that of 1
         "output_len": [6, 8],
         "scheduled_time": [3.0, 1.0], "first_token_time": [4.0, 4.0], "finish_time": [8.0, 10.0],

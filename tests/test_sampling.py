@@ -13,6 +13,7 @@ from simulation import engine
 from typer.testing import CliRunner
 
 from sim.cli import app
+from sim.errors import InputError
 from sim.request import Batch
 from sim.scenario_file import load
 from sim.simulation import Result, Tally
@@ -160,6 +161,30 @@ def test_a_trace_says_them_row_by_row(tmp_path: Path) -> None:
         assert prefixsim("trace", "convert", path, out, "--to", target).exit_code == 0
         rows = [json.loads(line) for line in out.read_text().splitlines()]
         assert [(row.get("n"), row.get("beam_width")) for row in rows] == [(None, None), (3, None), (None, 1)]
+
+
+@pytest.mark.parametrize("change", ["cache=radix", "engine.long_prefill_token_threshold=16"])
+def test_the_ceiling_of_samples_is_what_an_ample_pool_hits(tmp_path: Path, change: str) -> None:
+    """Here samples come before the prompt of the first is computed, and no pool finds it all then."""
+    summary = result_of(tmp_path, "workload.n=3", "engine.num_gpu_blocks=8000", change).summary
+    assert summary["num_evictions"] == 0
+    assert summary["prefix_cache_hit_rate"] == summary["prefix_cache_ceiling"]
+    assert summary["prefix_cache_ceiling"] < 80 / 84 - 0.01
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["cache=paged", "workload.n=300"], ["all sequences of a request", "allow 256"]),
+        (["cache=paged", "engine.watermark=0.99"], ["engine.watermark keeps 0.99 of the pool free"]),
+        (["cache={kind: contiguous, reservation: max}", "engine.num_gpu_blocks=20"], ["reservation: max"]),
+        (["cache=apc", "engine.num_gpu_blocks=2"], ["raise the smaller"]),
+    ],
+)
+def test_why_no_request_can_run_is_told(tmp_path: Path, overrides: list[str], said: list[str]) -> None:
+    with pytest.raises(InputError, match="none of the 40 requests can run") as refused:
+        result_of(tmp_path, "engine.async_scheduling=false", *overrides)
+    assert all(words in str(refused.value) for words in said)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ a scenario is checked before that is loaded.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -49,6 +50,10 @@ class CacheKind(Section):
             what = "prime" if scenario.prime is not None else "reset_prefix_cache"
             return f"cache: {self.kind} keeps no KV of ended requests, so {what} has no effect: leave it out"
         return None
+
+    def beyond_tokens(self, config: EngineConfig) -> str:
+        """What a request must fit into the pool beside the KV of its tokens, to say why none can run."""
+        return ""
 
     def blocks_needed(self, batch: Batch, config: EngineConfig) -> Ints:
         """The blocks that each request needs to run to its end, alone in the pool."""
@@ -118,6 +123,12 @@ class PagedKind(CacheKind):
             return "cache: paged knows no places for adapters, as vLLM 0.2: leave engine.max_loras out"
         return super().misfit(scenario)
 
+    def beyond_tokens(self, config: EngineConfig) -> str:
+        """The blocks of a group, and what is kept from it."""
+        share = config.watermark
+        kept = f", and engine.watermark keeps {share:g} of the pool free" if share > 0.0 else ""
+        return f"; {_whole_groups(config)} and what a preempted one needs to return{kept}; {_REMEDY}"
+
     def blocks_needed(self, batch: Batch, config: EngineConfig) -> Ints:
         """With what its last return after a preemption would ask for; too many sequences fit nowhere."""
         width = batch.n * batch.beam_width
@@ -162,6 +173,11 @@ class ContiguousKind(CacheKind):
         "oracle", description="output tokens it holds room for: the true number, the next power of two, all"
     )
 
+    def beyond_tokens(self, config: EngineConfig) -> str:
+        """The regions of a group, and how long they are."""
+        region = f"a region, of 2**k blocks, for prompt and outputs (reservation: {self.reservation})"
+        return f"; {_whole_groups(config)}, each in {region}; {_REMEDY}"
+
     def blocks_needed(self, batch: Batch, config: EngineConfig) -> Ints:
         """Those of a region for each sequence; a power of two, so that they fit if their sum does."""
         reserved = {
@@ -179,13 +195,28 @@ KINDS: tuple[type[CacheKind], ...] = (ApcKind, RadixKind, PagedKind, ContiguousK
 APC = ApcKind()
 
 
+_REMEDY = "raise what is too small, or ask for fewer sequences"
+
+
+def _whole_groups(config: EngineConfig) -> str:
+    """What the pool must have room for where the sequences of a request run together."""
+    most = min(config.max_num_seqs, config.max_num_batched_tokens)
+    fields = "engine.max_num_seqs and engine.max_num_batched_tokens"
+    return f"there must be room for all sequences of a request, of which {fields} allow {most}"
+
+
 def _power_of_two(numbers: Ints) -> Ints:
     """The least powers of two that are no less."""
     return np.left_shift(1, np.frexp(numbers - 1)[1].astype(np.int64))
 
 
 def _by_name(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
+    if isinstance(value, str):
+        return {"kind": value}
+    if not isinstance(value, Mapping | CacheKind):
+        names = ", ".join(kind().kind for kind in KINDS)
+        raise ValueError(f"should be a cache's name ({names}) or a mapping of its options, not {value!r}")
+    return value
 
 
 _AnyKind = Annotated[ApcKind | RadixKind | PagedKind | ContiguousKind, Field(discriminator="kind")]
