@@ -88,14 +88,15 @@ def run(scenario: Scenario) -> Run:
     """
     import pandas as pd
 
-    from sim.records import COLUMNS, FATE_COLUMNS
+    from sim.records import COLUMNS, EVICTED_COLUMN, FATE_COLUMNS
     from sim.report import lines
     from sim.simulation import run as simulate
 
     result = simulate(scenario)
     summary, records = result.summary, result.records
     try:
-        names = COLUMNS + (FATE_COLUMNS if summary["token_fates"] is not None else ())
+        decided = summary["token_fates"] is not None
+        names = COLUMNS + ((*FATE_COLUMNS, EVICTED_COLUMN) if decided else ())
         requests = pd.DataFrame({name: records.column(name) for name in names})
         report = "\n".join(text for _, text in lines(result))
     finally:
