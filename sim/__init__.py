@@ -1,7 +1,7 @@
 """prefixsim: what hit rate and what time to first token will traffic get from vLLM's prefix cache?
 
 A discrete-event simulator: every allocation, hit, eviction and preemption is the one that vLLM V1
-would make, and steps take as long as measured GPU kernels say. In Python it is one noun and four verbs:
+would make, and steps take as long as measured GPU kernels say. In Python it is one noun and four functions:
 
     Scenario    a load, an engine, the machine under it: from a YAML file, or built here
     run         simulate one: figures, a row a request, samples over time     -> Run

@@ -56,7 +56,7 @@ def test_every_example_gives_what_it_says(module: ModuleType) -> None:
 
 def test_help_tells_the_story() -> None:
     text = pydoc.plain(pydoc.render_doc(sim))
-    assert text.index("one noun and four verbs") < text.index("CLASSES")
+    assert text.index("one noun and four functions") < text.index("CLASSES")
     for name in ("run(", "sweep(", "mrc(", "plan("):
         assert f"\n    {name}" in text
 
