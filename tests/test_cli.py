@@ -43,7 +43,7 @@ def fake_simulate(batches: Iterator[Any], config: Any, cost: Any, **rest: Any) -
         start[bad] = np.nan
         chunk = make_chunk(batch.arrival_time, start, start + 0.1, start + 0.5, batch.prompt_len, 5, bad)
         if config.token_fates:
-            chunk |= {name: np.zeros(n, np.int64) for name in FATE_FIELDS}
+            chunk |= {name: np.zeros(n, np.int64) for name in (*FATE_FIELDS, "prefix_cache_evicted")}
         rest["on_records"](chunk)
         done += n
         if rest["progress"] is not None:

@@ -53,13 +53,6 @@ def json_of(*arguments: str | Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("cache", ["radix", "paged", "contiguous"])
-def test_the_curve_is_of_one_cache(scenario: str, cache: str) -> None:
-    result = mrc(scenario, "--set", f"cache={cache}", "--set", "engine.async_scheduling=false")
-    assert result.exit_code == 2 and result.stdout == ""
-    assert f"mrc counts the blocks of cache: apc, not of {cache}: set cache to apc" in result.stderr
-
-
 def test_one_block_size_is_one_object(trace: str) -> None:
     found = json_of(trace)
     assert found["block_size"] == 512  # what the trace's ids stand for

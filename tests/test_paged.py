@@ -293,6 +293,7 @@ def test_reserved_prefix_hits_inside_a_block() -> None:
     result = run(batch, engine(), EquippedPaged(prefix_lens=(341,)))
     assert result.hits == [341] * 5
     assert figures(result)["num_cow_copies"] == 5
+    assert figures(result)["blocks_saved_by_sharing"] is None
     assert result.totals.max_blocks_used == 22 + math.ceil(402 / 16) - 21
     assert result.totals.num_scheduled_tokens == 5 * (60 + 1)
     short = run(one(100, 2, prefix_group=0), engine(), EquippedPaged(prefix_lens=(341,)))

@@ -48,7 +48,10 @@ from sim.seats import leave_plain_seat
 
 RECOMPUTE, SWAP, BY_WIDTH = range(3)  # how a group is preempted
 SEQUENCES, MODE, SEED, NUM_NUMBERS = range(4)  # Cache.numbers
-STEP_ENTRIES, STEP_BLOCKS, STEP_COPIES, STEP_SWAPPED_OUT, STEP_SWAPPED_IN, STEP_SECONDS, NUM_SUMS = range(7)
+(
+    STEP_ENTRIES, STEP_BLOCKS, STEP_COPIES, STEP_SWAPPED_OUT, STEP_SWAPPED_IN, STEP_SECONDS, STEP_RESERVED,
+    NUM_SUMS,
+) = range(8)  # fmt: skip  # Cache.sums
 
 LABELS = {
     "blocks_saved_by_sharing": "Blocks saved by sharing (%)",
@@ -70,7 +73,8 @@ class Cache(NamedTuple):
     prefix_len: Ints  # [prefix group]: reserved tokens
     prefix_blocks: Ints
     numbers: Ints  # running sequences, preemption mode, the seed of beams
-    sums: Floats  # over steps: table entries, blocks in use, copies, blocks swapped out and in, seconds
+    # over steps: table entries, blocks in use, copies, blocks swapped out and in, seconds, reserved blocks
+    sums: Floats
     seconds: Floats  # to copy a block, and to swap one
 
 
@@ -115,11 +119,12 @@ def figures(sums: Floats) -> dict[str, Any]:
     """What the summary says of sharing, copies and swaps.
 
     blocks_saved_by_sharing: 1 - blocks in use / table entries, each summed over steps; an entry is a
-    block that would be needed without sharing (section 6.3). Reserved blocks count as one entry.
+    block that would be needed without sharing (section 6.3). None where prefixes are reserved: their
+    blocks are in use whether anybody shares them or not.
     """
-    entries, blocks, copies, swapped_out, swapped_in, seconds = sums.tolist()
+    entries, blocks, copies, swapped_out, swapped_in, seconds, reserved = sums.tolist()
     return {
-        "blocks_saved_by_sharing": 1.0 - blocks / entries if entries > 0 else None,
+        "blocks_saved_by_sharing": 1.0 - blocks / entries if entries > 0 and reserved == 0 else None,
         "num_cow_copies": int(copies),
         "num_blocks_swapped_out": int(swapped_out),
         "num_blocks_swapped_in": int(swapped_in),
@@ -128,7 +133,7 @@ def figures(sums: Floats) -> dict[str, Any]:
 
 
 def metadata(core: Core) -> tuple[float, float]:
-    """Table entries, and the slots of the blocks in use, each summed over steps."""
+    """Table entries, of reserved prefixes too, and the slots of the blocks in use, each summed over steps."""
     sums = core.cache.sums
     return float(sums[STEP_ENTRIES]), float(sums[STEP_BLOCKS] * core.config.block_size)
 
@@ -381,6 +386,7 @@ def transfer_time(core: Core) -> float:
     swapped = count[SWAPPED_OUT] - sums[STEP_SWAPPED_OUT] + (count[SWAPPED_IN] - sums[STEP_SWAPPED_IN])
     seconds: float = copies * cache.seconds[0] + swapped * cache.seconds[1]
     sums[STEP_ENTRIES] += count[ENTRIES]
+    sums[STEP_RESERVED] += len(cache.prefix_blocks)
     sums[STEP_BLOCKS] += core.pool.blocks.shape[1] - 1 - core.pool.count[FREE]
     sums[STEP_COPIES] = count[COPIES]
     sums[STEP_SWAPPED_OUT] = count[SWAPPED_OUT]
