@@ -8,6 +8,7 @@ try:
         bench,
         calibrate,
         explain,
+        explore,
         measure,
         mrc,
         plan,
