@@ -128,6 +128,15 @@ def test_without_caching_all_is_computed() -> None:
         assert draw(off)
 
 
+def test_hits_in_reserved_prefixes_are_told_where_fates_are_not(served: Answer) -> None:
+    reserved = served._replace(summary=served.summary | {"token_fates": None})
+    assert reserved.hit_rate == served.hit_rate
+    hits = served.summary["token_fates"]["hit"]
+    assert [part[:2] for part in drawing.shares(reserved)] == [
+        ("hit", hits), ("computed", served.summary["total_input_tokens"] - hits),
+    ]  # fmt: skip
+
+
 def test_figures_take_the_colours_of_the_page_and_say_what_they_show(served: Answer) -> None:
     two = two_prompts(10)
     for figure in (drawing.ttft(served), drawing.curve(served), drawing.staircase(two)):

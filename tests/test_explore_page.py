@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here"),
 ]
 PATIENCE = 60_000  # ms: other tests may share the machine
+FULL_HEIGHT = "Math.max(...[...document.querySelectorAll('*')].map(one => one.scrollHeight))"
 NAMES = (
     "shared prefix (tokens)", "prompt length (tokens)", "block size (tokens)",
     "shared prefix of a request (tokens)", "requests a second",
@@ -44,6 +45,7 @@ def address() -> Iterator[str]:
         else:
             pytest.fail("the page was not served")
         server.terminate()
+        assert server.wait(30) == 0  # though pages are open
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +144,7 @@ def test_nothing_is_cut_off(browser: Any, address: str, width: int, scheme: str,
     assert ground == "rgba(0, 0, 0, 0)"
     light = page.evaluate("getComputedStyle(document.body).backgroundColor"), ink
     assert (_brightness(light[0]) > _brightness(light[1])) == (scheme == "light")
+    page.set_viewport_size({"width": width, "height": page.evaluate(FULL_HEIGHT)})
     page.screenshot(path=tmp_path / f"{width}_{scheme}.png")
 
 

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from sim import plots
-from sim.explore.at_scale import PROMPT_LEN, SHARED_LEN
-from sim.explore.two_prompts import Block, TwoPrompts, hit_length
-from sim.explore.under_load import Answer
 from sim.curves.curve import Curve
 from sim.curves.figure import draw_curve
 from sim.curves.report import Scale
+from sim.explore.at_scale import PROMPT_LEN, SHARED_LEN
+from sim.explore.two_prompts import Block, TwoPrompts, hit_length
+from sim.explore.under_load import Answer
 
 INCHES = (5.0, 3.0)  # of a figure: about the width of a phone, so that its text keeps its size
 MARGINS = (0.13, 0.17, 0.97, 0.9)  # left, bottom, right, top: a layout that is not computed is quick

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.explore.address import POOLS, Controls
 from sim.curves.load import Load
 from sim.curves.study import Asked, Study, study
+from sim.explore.address import POOLS, Controls
 from sim.scenario import Scenario
 from sim.simulation import run
 
