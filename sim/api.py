@@ -42,7 +42,8 @@ class Run:
     `front_end_time_ms`, `queue_time_ms` and `prefill_time_ms`, which add up to `ttft_ms`; `tpot_ms`,
     `itl_mean_ms`, `e2el_ms`; who it was (`request_id`, `session_id`, `tenant`, `prefix_group`,
     `replica`, -1 where there is none) and what befell it (`num_preemptions`, `num_evictions`,
-    `refused`). Where prefixes are looked up, six columns `fate_*` in tokens add up to `prompt_len`.
+    `refused`). Where prefixes are looked up, six columns `fate_*` in tokens add up to `prompt_len`, and
+    `prefix_cache_evicted` are tokens that a pool that never evicts would have hit besides.
     NaN: a time that never came. Requests before `measure_from` are left out.
 
     `timeseries` has a row a sample at even intervals: `time` in seconds; `num_requests_running`,
@@ -88,16 +89,13 @@ def run(scenario: Scenario) -> Run:
     """
     import pandas as pd
 
-    from sim.records import COLUMNS, EVICTED_COLUMN, FATE_COLUMNS
     from sim.report import lines
     from sim.simulation import run as simulate
 
     result = simulate(scenario)
     summary, records = result.summary, result.records
     try:
-        decided = summary["token_fates"] is not None
-        names = COLUMNS + ((*FATE_COLUMNS, EVICTED_COLUMN) if decided else ())
-        requests = pd.DataFrame({name: records.column(name) for name in names})
+        requests = pd.DataFrame({name: records.column(name) for name in records.names})
         report = "\n".join(text for _, text in lines(result))
     finally:
         records.discard()

@@ -128,6 +128,13 @@ class Records:
             self._temporary.cleanup()
             self._temporary = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns there are, in their order. Only after close()."""
+        if self._file is not None:
+            return tuple(self._file.schema_arrow.names)
+        return tuple(self._pending[0]) if self._pending else COLUMNS
+
     def chunks(self, *names: str) -> Iterator[tuple[Column, ...]]:
         """The named columns, at most ROW_GROUP rows at a time and at least one. Only after close()."""
         if self.num_left_out == 0:
