@@ -84,7 +84,7 @@ def unpack(packed: Packed) -> Any:
 @functools.cache
 def _classes() -> list[Any]:
     """The classes of all caches, in the order of their list."""
-    from sim.caches.kinds import KINDS
+    from sim.cache_kinds import KINDS
 
     return [kind().module.Cache for kind in KINDS]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from sim.caches.kinds import APC, KINDS, CacheKind
+from sim.cache_kinds import APC, KINDS, CacheKind
 from sim.columns import K, Q, R, T
 from sim.core import NO_SEAT, REFUSED, VACANT, WAITING, EngineConfig
 from sim.errors import InputError

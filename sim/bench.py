@@ -49,7 +49,7 @@ def time_work(path: Path, block_size: int, cache: str) -> dict[str, Any]:
     """Run a trace REPEATS times, after one run that is not counted; the best run's figures."""
     import numpy as np
 
-    from sim.caches.kinds import KINDS
+    from sim.cache_kinds import KINDS
     from sim.calibration import load_calibration
     from sim.core import EngineConfig
     from sim.cost import compile_cost

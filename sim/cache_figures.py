@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sim.caches.kinds import CacheKind
+from sim.cache_kinds import CacheKind
 from sim.totals import Totals
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sim.caches.kinds import KINDS
+from sim.cache_kinds import KINDS
 from sim.errors import InputError
 from sim.scenario import Scenario
 from sim.scenario_file import load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.caches.kinds import CacheKind, EquippedPaged, PagedKind
+from sim.cache_kinds import CacheKind, EquippedPaged, PagedKind
 from sim.errors import InputError
 from sim.hardware import is_known, load_gpu
 from sim.resolve import Resolved

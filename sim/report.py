@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sim.cache_figures import own_figures
-from sim.caches.kinds import APC
+from sim.cache_kinds import APC
 from sim.metrics import HIT_RATE_DEFINITION, QUANTILES
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from sim.caches.kinds import APC, AnyCache
+from sim.cache_kinds import APC, AnyCache
 from sim.hashing import Algorithm
 from sim.section import Section
 from workloads import AnyWorkload

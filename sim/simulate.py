@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from sim.arena import Arena
-from sim.caches.kinds import APC, CacheKind
+from sim.cache_kinds import APC, CacheKind
 from sim.clients import clients, measuring, resets
 from sim.clock import Clock
 from sim.core import Core, EngineConfig

@@ -25,7 +25,7 @@ from workloads.streams import Stream, stream_seed
 from workloads.trace_rows import LATEST
 
 if TYPE_CHECKING:
-    from sim.caches.kinds import CacheKind
+    from sim.cache_kinds import CacheKind
     from sim.core import Core, EngineConfig
     from sim.recorder import Recorder
     from sim.replicas import Cluster

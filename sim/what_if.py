@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from sim.caches.kinds import APC, CacheKind
+from sim.cache_kinds import APC, CacheKind
 from sim.core import EngineConfig
 from sim.errors import InputError, describe
 from sim.report import LABEL

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from sim.blocks import FREE
-from sim.caches.kinds import KINDS, CacheKind
+from sim.cache_kinds import KINDS, CacheKind
 from sim.columns import B, K, Q, R
 from sim.core import RUNNING, Core
 

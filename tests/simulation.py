@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.caches.kinds import APC, CacheKind
+from sim.cache_kinds import APC, CacheKind
 from sim.core import EngineConfig
 from sim.cost import StepCost, linear_cost
 from sim.engine import INT_FIELDS, LOOKED_UP, Records

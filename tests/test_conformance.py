@@ -21,7 +21,7 @@ from test_determinism import in_plain_python
 from typer.testing import CliRunner
 
 from sim.blocks import FREE
-from sim.caches.kinds import APC, KINDS, CacheKind
+from sim.cache_kinds import APC, KINDS, CacheKind
 from sim.cli import app
 from sim.clock import Clock
 from sim.core import Core, EngineConfig

@@ -12,9 +12,9 @@ from simulation import Run, engine, prompts, run
 from test_buddy import chunks
 from test_determinism import Case, at_every_step, cases, in_plain_python, outcome
 
+from sim.cache_kinds import ContiguousKind
 from sim.caches.contiguous import audit
 from sim.caches.contiguous.buddy import Buddy, new_buddy
-from sim.caches.kinds import ContiguousKind
 from sim.clock import Clock
 from sim.columns import K
 from sim.core import Core
@@ -189,7 +189,7 @@ def test_what_is_reserved_and_never_filled_is_internal() -> None:
 
 def test_blocks_by_state() -> None:
     """Blocks of 4 under apc, 10 + 4 tokens: 12, 12, 12 and 16 slots held; two of the last never filled."""
-    from sim.caches.kinds import APC
+    from sim.cache_kinds import APC
 
     mean, fullest = states(APC, 10, 4, block_size=4, num_gpu_blocks=9)
     assert mean == [11.5, (2 + 1 + 0 + 1) / 4, 2 / 4, 0.0, 19.0]
@@ -210,7 +210,7 @@ def test_free_memory_that_does_not_do_is_fragmented() -> None:
 
 def test_a_shared_block_counts_once() -> None:
     """Three requests with the same two full blocks, and a block each."""
-    from sim.caches.kinds import APC
+    from sim.cache_kinds import APC
 
     config = engine(block_size=4, num_gpu_blocks=33, memory_states=True)
     batch = prompts([[(0, 8), (i + 1, 4)] for i in range(3)], output_len=1, gap=0.0)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sim import engine, state
-from sim.caches.kinds import APC, CacheKind
+from sim.cache_kinds import APC, CacheKind
 from sim.chains import new_tree
 from sim.cli import app
 from sim.clock import Clock

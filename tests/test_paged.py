@@ -23,8 +23,8 @@ from simulation import Run, engine, in_order, linear, prompts
 from typer.testing import CliRunner
 
 from sim._jit import entry
+from sim.cache_kinds import EquippedPaged
 from sim.caches import paged
-from sim.caches.kinds import EquippedPaged
 from sim.caches.paged import block_tables
 from sim.cli import app
 from sim.columns import K

@@ -12,7 +12,7 @@ from batches import make
 from simulation import Run, engine, prompts, run
 
 from sim.arena import Arena
-from sim.caches.kinds import RadixKind
+from sim.cache_kinds import RadixKind
 from sim.columns import R
 from sim.recorder import Recorder
 from sim.replicas import Cluster

@@ -18,8 +18,8 @@ from sim import blocks
 from sim._jit import entry
 from sim.arena import Arena
 from sim.blocks import EVICTIONS, FREE
+from sim.cache_kinds import RadixKind
 from sim.caches import radix as cache
-from sim.caches.kinds import RadixKind
 from sim.caches.radix import admission
 from sim.caches.radix.admission import FULL, PROMISED, RATIO
 from sim.caches.radix.tree import EVICTABLE

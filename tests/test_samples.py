@@ -10,7 +10,7 @@ from batches import make
 from simulation import APART, Run, engine, prompts, run
 
 from sim.arena import Arena
-from sim.caches.kinds import ApcKind
+from sim.cache_kinds import ApcKind
 from sim.clients import in_pieces
 from sim.columns import R
 from sim.errors import InputError

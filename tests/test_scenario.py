@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.caches.kinds import KINDS
+from sim.cache_kinds import KINDS
 from sim.errors import InputError
 from sim.resolve import resolve
 from sim.scenario import Scenario, WholeStep

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sim import what_if
-from sim.caches.kinds import CacheKind, ContiguousKind, PagedKind
+from sim.cache_kinds import CacheKind, ContiguousKind, PagedKind
 from sim.cli import app
 from sim.core import EngineConfig
 from sim.errors import InputError

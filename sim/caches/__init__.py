@@ -2,7 +2,7 @@
 
 The class of `core.cache` says which one an engine has. A cache's file has that class, `Cache`, a
 named tuple of arrays, `new_cache`, which makes one, and its own version of the verbs below where it
-differs from what stands here. To add one, write its file and list it in `sim/caches/kinds.py`; the
+differs from what stands here. To add one, write its file and list it in `sim/cache_kinds.py`; the
 conformance suite then tests it.
 
 Beside the verbs a file has `metadata(core)`: how many entries the cache keeps to find KV, and for how

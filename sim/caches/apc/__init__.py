@@ -12,6 +12,7 @@ import numpy as np
 
 from sim._jit import hot, verb
 from sim.blocks import EVICTIONS, FREE, free_blocks, register, take, touch
+from sim.cache_kinds import ApcKind
 from sim.caches.apc.blocked_head import (
     completes_missing,
     count_pinned,
@@ -21,7 +22,6 @@ from sim.caches.apc.blocked_head import (
     note_blocked_head,
     watermark_blocks,
 )
-from sim.caches.kinds import ApcKind
 from sim.columns import B, C, K, R
 from sim.core import Core, EngineConfig
 from sim.request import Ints

@@ -23,6 +23,7 @@ import numpy as np
 
 from sim._jit import verb
 from sim.blocks import FREE
+from sim.cache_kinds import RESERVATIONS, ContiguousKind
 from sim.caches.contiguous.buddy import (
     NONE,
     ORDER,
@@ -33,7 +34,6 @@ from sim.caches.contiguous.buddy import (
     order_of,
     release,
 )
-from sim.caches.kinds import RESERVATIONS, ContiguousKind
 from sim.columns import K, Q, R
 from sim.core import Core, EngineConfig
 from sim.request import Ints

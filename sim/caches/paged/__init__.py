@@ -19,7 +19,7 @@ import numpy as np
 
 from sim._jit import entry, hot, verb
 from sim.blocks import FREE, BlockPool, take
-from sim.caches.kinds import EquippedPaged, PagedKind
+from sim.cache_kinds import EquippedPaged, PagedKind
 from sim.caches.paged.block_tables import (
     COPIES,
     ENTRIES,

@@ -15,7 +15,7 @@ import numpy as np
 
 from sim._jit import hot, verb
 from sim.blocks import EVICTIONS, FREE, NULL_BLOCK, take
-from sim.caches.kinds import RadixKind
+from sim.cache_kinds import RadixKind
 from sim.caches.radix.admission import (
     COUNT_WIDTH,
     FULL,

@@ -1,6 +1,6 @@
 """The list of caches, and what a scenario may say of each: `cache: apc`, or a mapping with options.
 
-`kind` names the file beside this one that has the cache. Nothing here needs the compiler, so that
+`kind` names the folder of `sim/caches` that has the cache. Nothing here needs the compiler, so that
 a scenario is checked before that is loaded.
 """
 
