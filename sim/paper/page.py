@@ -56,6 +56,7 @@ def text(tables: Tables) -> str:
         alone={n: ratio(rates, n, BOUND, step_time="GPU alone") for n in PREFIX_RATIOS},
         cached={n: ratio(rates, n, BOUND, of="paged, prefix read at no cost") for n in PREFIX_RATIOS},
         memory=_memory(tables["memory"]),
+        filled=_filled(tables["memory"]),
         sharing=_table(
             ["data", "way", "sequences", "saved %", "published %"],
             (
@@ -103,6 +104,12 @@ def _rates(rows: Sequence[Row], prefix_len: int) -> str:
         ]
         lines.append([NAMES.get(system, system), step_time, *cells])
     return _table(["system", "step time", *(f"{bound:g} s" for bound in bounds)], lines)
+
+
+def _filled(rows: Sequence[Row]) -> float:
+    """The share of the slots that paged has given away which hold a token, on ShareGPT."""
+    (row,) = (row for row in rows if (row["data"], row["system"]) == ("sharegpt", "paged"))
+    return float(row["token_states"] / (1.0 - row["free"]))
 
 
 def _memory(rows: Sequence[Row]) -> str:
