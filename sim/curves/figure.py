@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from functools import partial
 from operator import mul
@@ -21,7 +22,7 @@ MOST_POINTS = 2000  # of a drawn curve: more than a figure has columns
 NAME = 0.02  # of the width, which the name of a mark takes
 
 
-def write_figure(studies: Sequence[Study], scale: Scale, path: Path) -> None:
+def write_figure(studies: Sequence[Study], scale: Scale, path: Path | io.BytesIO) -> None:
     """Write the curves as a PNG: one against its blocks, those of several block sizes against tokens."""
     single = len(studies) == 1
     with drawn(path, (8.4, 4.8)) as figure:
