@@ -35,7 +35,7 @@ def _():
 @app.cell
 def _():
     rate = mo.ui.slider(10, 200, 10, 80, label="requests a second", show_value=True)
-    promise = mo.ui.slider(50, 2000, 50, 200, label="P95 TTFT at most (ms)", show_value=True)
+    promise = mo.ui.slider(50, 5000, 50, 200, label="P95 TTFT at most (ms)", show_value=True)
     price = mo.ui.slider(0.5, 10, 0.5, 2.5, label="price of a GPU hour", show_value=True)
     trace = mo.ui.text("", label="your trace instead, at its own times: its path", full_width=True)
     mo.vstack([rate, promise, price, trace])

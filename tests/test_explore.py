@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from itertools import product
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -20,8 +17,6 @@ from sim.explore.two_prompts import hit_length, two_prompts
 from sim.explore.under_load import REQUESTS, Answer, answer, scenario_of
 from sim.resolve import resolve
 from sim.simulation import run
-
-NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 
 
 @pytest.fixture(scope="module")
@@ -190,10 +185,3 @@ def test_a_port_that_is_taken_is_told() -> None:
         port = other.getsockname()[1]
         with pytest.raises(InputError, match=f"^--port {port}: address already in use; try another, or 0"):
             serve.listening(port)
-
-
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.py")), ids=lambda path: path.stem)
-def test_a_notebook_runs_as_a_script(path: Path) -> None:
-    pytest.importorskip("marimo")
-    ran = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stderr

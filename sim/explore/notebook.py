@@ -66,10 +66,11 @@ def records_of(requests: pd.DataFrame) -> Any:
 
 def _results(frame: pd.DataFrame, name: str) -> Results:
     """What to_frame (sim/sweeps/frame.py) made the frame of; each path is an axis of its own."""
-    columns = list(frame)
+    columns = [str(name) for name in frame]
     seed = columns.index("seed")
     paths, rest = columns[1:seed], columns[seed + 1 : -1]
-    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    plain = frame.astype(object).where(frame.notna(), None)
+    rows: list[dict[str, Any]] = [dict(zip(columns, row, strict=True)) for row in plain.to_numpy().tolist()]
     axes = [
         Axis((path,), [(Value(label_of(one), one),) for one in dict.fromkeys(row[path] for row in rows)])
         for path in paths
