@@ -50,7 +50,7 @@ def _():
     rate = mo.ui.slider(1, 40, 1, 12, label="requests a second", show_value=True)
     prefix = mo.ui.slider(0, 4096, 256, 2048, label="shared prefix (tokens)", show_value=True)
     output = mo.ui.slider(16, 512, 16, 128, label="answer (tokens)", show_value=True)
-    trace = mo.ui.text("", label="your trace instead, at its own times: its path", full_width=True)
+    trace = mo.ui.text("", label="your trace, for the second section: its path", full_width=True)
     mo.vstack([rate, prefix, output, trace])
     return output, prefix, rate, trace
 
