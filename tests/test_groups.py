@@ -122,7 +122,8 @@ def test_nothing_where_there_is_nothing() -> None:
 def test_the_same_from_memory_and_from_a_file(tmp_path: Path) -> None:
     n = ROW_GROUP + 1000
     rng = np.random.default_rng(2)
-    chunk = random_chunk(n) | {name: np.zeros(n, np.int64) for name in FATE_FIELDS}
+    zeros = {name: np.zeros(n, np.int64) for name in (*FATE_FIELDS, "prefix_cache_evicted")}
+    chunk = random_chunk(n) | zeros
     chunk |= {"tenant": rng.integers(0, 2, n), "session_id": rng.integers(-1, 9000, n)}
     chunk |= {"prefix_group": rng.integers(-1, 3000, n)}
     whole = breakdowns(closed(chunk), TENANTS, fates=True)

@@ -395,7 +395,7 @@ def test_a_metric_that_only_some_caches_have(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     with (tmp_path / "out" / "sweep.csv").open() as file:
         apc, paged = (row["num_cow_copies"] for row in csv.DictReader(file))
-    assert apc == "" and float(paged) > 0
+    assert apc == "" and paged != ""
 
 
 @pytest.mark.parametrize(
