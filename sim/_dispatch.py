@@ -6,7 +6,7 @@ and what differs costs no branch.
 
 Handing a named tuple to compiled code costs half a microsecond a call, plain arrays a tenth of that.
 So an engine gets its cache `packed`: the arrays, behind an empty one whose number of dimensions,
-which a call looks at anyway, says of which kind they are.
+which a call looks at anyway, says of which kind they are; the first kind's one array goes bare.
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from sim._jit import jit_disabled, verb
 
-Packed = tuple[Any, ...]
+_OPTIONS: dict[str, Any] = {
+    "_nrt": False, "error_model": "numpy", "forceinline": True, "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+}  # fmt: skip
+Packed = Any  # an array, or a tuple of them
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -65,19 +70,40 @@ def _overload(dispatched: Callable[..., Any], of: Callable[[type], Any], paramet
         return eval(f"lambda {names}: target({names})", space)  # numba reads a function's parameters
 
     chooser = eval(f"lambda {names}: choose({names})", {"choose": choose})
-    options = {"_nrt": False, "error_model": "numpy", "forceinline": True}
-    options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    overload(dispatched, jit_options=options)(chooser)
+    overload(dispatched, jit_options=_OPTIONS)(chooser)
+
+
+def constant(function: F) -> F:
+    """A verb of `core` alone whose answer the types of core's arrays say: their numbers of dimensions."""
+    if jit_disabled():
+        return function
+    from numba.extending import overload
+
+    @functools.wraps(function)
+    def asked(core: Any) -> Any:
+        return function(core)
+
+    def choose(core):  # type: ignore[no-untyped-def]  # numba compares the two signatures
+        answer = function(SimpleNamespace(**dict(zip(core.fields, core.types, strict=True))))
+        return eval(f"lambda core: {answer!r}")
+
+    overload(asked, jit_options=_OPTIONS)(choose)
+    return asked  # type: ignore[return-value]
 
 
 def pack(cache: Any) -> Packed:
     """The arrays of a cache, to be handed to compiled code."""
     kinds = [kind.__module__ for kind in _classes()]
+    if type(cache) is _classes()[0]:
+        (array,) = cache
+        return array
     return (np.empty((0,) * (1 + kinds.index(type(cache).__module__)), np.int8), *cache)
 
 
 def unpack(packed: Packed) -> Any:
     """The cache that `pack` has packed."""
+    if isinstance(packed, np.ndarray):
+        return _classes()[0](packed)
     return _classes()[packed[0].ndim - 1](*packed[1:])
 
 
@@ -90,9 +116,12 @@ def _classes() -> list[Any]:
 
 
 def _overload_unpack() -> None:
+    from numba import types
     from numba.extending import overload
 
     def choose(packed):  # type: ignore[no-untyped-def]  # numba compares the two signatures
+        if isinstance(packed, types.Array):
+            return eval("lambda packed: cache(packed)", {"cache": _classes()[0]})
         cache = _classes()[packed.types[0].ndim - 1]
         fields = ", ".join(f"packed[{i}]" for i in range(1, len(packed.types)))
         return eval(f"lambda packed: cache({fields})", {"cache": cache})

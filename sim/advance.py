@@ -23,7 +23,7 @@ from sim.cost import StepCost, cpu_time, front_end_time, gpu_time
 from sim.decode_run import run_decodes
 from sim.domain import note_domain
 from sim.history import History
-from sim.memory_states import add_states, note_held
+from sim.memory_states import add_states, adds_states, note_held
 from sim.request import Floats, Ints
 from sim.residency import set_block_time
 from sim.scheduler import schedule
@@ -59,7 +59,8 @@ def advance_verb(
     history_nodes: Ints, history_buckets: Ints,
     requests: Ints, times: Floats, segments: Ints, seat_chains: Ints, seat_blocks: Ints, vacant_seats: Ints,
     queues: Ints, steps: Ints, record_ints: Ints, record_floats: Floats, watched: Ints, itl_histogram: Ints,
-    samples: Ints, count: Ints, clock: Floats, cache: Packed,
+    samples: Ints, count: Ints, clock: Floats, memory: Floats,
+    cache: Packed,
 ) -> int:  # fmt: skip
     """Run the engine from `now` until something outside could matter; says why it stopped.
 
@@ -82,7 +83,8 @@ def advance_verb(
         ChainTree(chains, nodes, buckets, free_runs, tree_count),
         History(history_nodes, history_buckets),
         requests, times, segments, seat_chains, seat_blocks, vacant_seats, queues, steps,
-        record_ints, record_floats, watched, itl_histogram, samples, count, clock, unpack(cache),
+        record_ints, record_floats, watched, itl_histogram, samples, count, clock, memory,
+        unpack(cache),
     )  # fmt: skip
     cost = StepCost(
         token_us, decode_us, output_us, decode_grid, prefill_grid,
@@ -236,7 +238,7 @@ def start_step(core: Core, cost: StepCost, row: int, now: float) -> None:
     count[K.max_blocks_used] = max(count[K.max_blocks_used], used)
     clock[W.usage] += used * duration
     clock[W.busy] += duration
-    if core.config.memory_states:
+    if adds_states(core):
         add_states(core, note_held(core), count[K.head_refused] > 0, duration)
     count[K.num_steps] += 1
     count[K.num_scheduled_tokens] += num_tokens

@@ -64,4 +64,5 @@ class Core(NamedTuple):
     samples: Ints  # [i, X]: see sim/timeseries.py
     count: Ints  # type: ignore[assignment]  # [K]; the name shadows tuple.count
     clock: Floats  # [W]
+    memory: Floats  # empty; of two dimensions where memory states are added up: to compiled code a constant
     cache: Any  # of the class that says which cache it is, see sim/caches

@@ -13,7 +13,7 @@ from sim.columns import K, Q, R, T, W
 from sim.core import Core
 from sim.cost import StepCost, cpu_time, gpu_time
 from sim.domain import note_domain
-from sim.memory_states import add_states, note_held
+from sim.memory_states import add_states, adds_states, note_held
 from sim.residency import set_block_time
 from sim.timeseries import take_samples
 from sim.update import add_latencies
@@ -58,7 +58,7 @@ def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_rea
         due[i] = requests[R.edge, slot] - 1 - computed
         first_due = min(first_due, due[i])
         decode_kv += computed + 1
-    if core.config.memory_states:
+    if adds_states(core):
         note_held(core)
     done = 0
     next_sample = clock[W.next_sample]
@@ -78,12 +78,12 @@ def run_decodes(core: Core, cost: StepCost, now: float, horizon: float, next_rea
                 first_due = min(first_due, due[i])
             used = core.pool.blocks.shape[1] - 1 - core.pool.count[FREE]
             count[K.max_blocks_used] = max(count[K.max_blocks_used], used)
-            if core.config.memory_states:
+            if adds_states(core):
                 note_held(core)
         note_domain(core, cost, n, n, decode_kv, 0, 0, 0)
         clock[W.usage] += used * duration
         clock[W.busy] += duration
-        if core.config.memory_states:
+        if adds_states(core):
             add_states(core, decode_kv, waits, duration)
         now = now + duration
         if now >= next_sample:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim._jit import hot
+from sim._dispatch import constant
+from sim._jit import verb
 from sim.blocks import FREE
 from sim.caches import held_slots, num_sequences, num_tables, wanted_slots
 from sim.columns import K, Q, R, W
@@ -36,7 +37,13 @@ COUNTED = ("token_states", "reserved", "internal_fragmentation", "external_fragm
 STATES = (*COUNTED, "free")
 
 
-@hot
+@constant
+def adds_states(core: Core) -> bool:
+    """Whether this engine does: known when it is compiled, so that one that does not pays nothing."""
+    return core.memory.ndim > 1
+
+
+@verb
 def note_held(core: Core) -> int:
     """Add up what the running requests hold, ask for, and never fill; returns their computed tokens.
 
@@ -63,7 +70,7 @@ def note_held(core: Core) -> int:
     return computed
 
 
-@hot
+@verb
 def add_states(core: Core, computed: int, refused: bool, duration: float) -> None:
     """Add a step to the sums: after `note_held`, with `computed` tokens of the running requests.
 

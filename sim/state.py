@@ -73,6 +73,7 @@ class State:
             samples=np.zeros((SAMPLES, X.WIDTH), np.int64),
             count=count,
             clock=clock,
+            memory=np.zeros((0,) * (1 + config.memory_states)),
             cache=self.arena.kind.module.new_cache(self.arena.kind, config),
         )
         begin = getattr(self.arena.kind.module, "begin", None)
