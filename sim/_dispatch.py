@@ -93,26 +93,28 @@ def constant(function: F) -> F:
 
 def pack(cache: Any) -> Packed:
     """The arrays of a cache, to be handed to compiled code."""
-    kinds = [kind.__module__ for kind in _classes()]
-    if type(cache) is _classes()[0]:
+    from sim.cache_kinds import KINDS
+
+    folder = type(cache).__module__.rpartition(".")[2]
+    place = [kind().kind for kind in KINDS].index(folder)
+    if place == 0:
         (array,) = cache
         return array
-    return (np.empty((0,) * (1 + kinds.index(type(cache).__module__)), np.int8), *cache)
+    return (np.empty((0,) * (1 + place), np.int8), *cache)
 
 
 def unpack(packed: Packed) -> Any:
     """The cache that `pack` has packed."""
     if isinstance(packed, np.ndarray):
-        return _classes()[0](packed)
-    return _classes()[packed[0].ndim - 1](*packed[1:])
+        return _class_at(0)(packed)
+    return _class_at(packed[0].ndim - 1)(*packed[1:])
 
 
-@functools.cache
-def _classes() -> list[Any]:
-    """The classes of all caches, in the order of their list."""
+def _class_at(place: int) -> Any:
+    """The class of the cache at a place of their list; the other caches are not loaded."""
     from sim.cache_kinds import KINDS
 
-    return [kind().module.Cache for kind in KINDS]
+    return KINDS[place]().module.Cache
 
 
 def _overload_unpack() -> None:
@@ -121,12 +123,13 @@ def _overload_unpack() -> None:
 
     def choose(packed):  # type: ignore[no-untyped-def]  # numba compares the two signatures
         if isinstance(packed, types.Array):
-            return eval("lambda packed: cache(packed)", {"cache": _classes()[0]})
-        cache = _classes()[packed.types[0].ndim - 1]
-        fields = ", ".join(f"packed[{i}]" for i in range(1, len(packed.types)))
-        return eval(f"lambda packed: cache({fields})", {"cache": cache})
+            place, fields = 0, "packed"
+        else:
+            place = packed.types[0].ndim - 1
+            fields = ", ".join(f"packed[{i}]" for i in range(1, len(packed.types)))
+        return eval(f"lambda packed: cache({fields})", {"cache": _class_at(place)})
 
-    overload(unpack, jit_options={"_nrt": False, "forceinline": True})(choose)
+    overload(unpack, jit_options=_OPTIONS)(choose)
 
 
 if not jit_disabled():

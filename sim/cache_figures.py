@@ -1,12 +1,19 @@
-"""What a summary says of how KV is shared besides hits: bookkeeping, and what only this way counts."""
+"""What a summary says of a cache besides hits: bookkeeping, its memory, and what only this one counts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sim.cache_kinds import CacheKind
-from sim.totals import Totals
+from sim.memory_states import STATES
+from sim.request import Floats, Ints
+
+if TYPE_CHECKING:
+    from sim.core import EngineConfig
+    from sim.totals import Totals
 
 
 def cache_figures(
@@ -41,3 +48,23 @@ def own_figures(kind: CacheKind, summary: dict[str, Any]) -> Iterator[tuple[str,
     for key, label in labels(kind).items():
         value = summary[key]
         yield label, 100.0 * value if "%" in label and value is not None else value
+
+
+def memory_shares(totals: Totals, config: EngineConfig, engines: int) -> dict[str, Any]:
+    """Shares of the pool by STATES, for the summary: in the mean over busy time, and in the fullest step.
+
+    Of several engines: of all pools together, each in its own fullest step.
+    """
+    slots = (config.num_gpu_blocks - 1) * config.block_size
+    return {
+        "kv_memory_shares": _shares(totals.state_times, slots * totals.busy_time),
+        "kv_memory_shares_when_fullest": _shares(totals.fullest_states, slots * engines),
+    }
+
+
+def _shares(parts: Floats | Ints, whole: float) -> dict[str, float] | None:
+    """By name; None where there was no time."""
+    if whole <= 0:
+        return None
+    shares = [float(part) / whole for part in parts]
+    return dict(zip(STATES, [*shares, 1.0 - float(np.sum(shares))], strict=True))

@@ -16,10 +16,6 @@ paper has it (its section 3.1 names the three kinds of waste):
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
 from sim._dispatch import constant
 from sim._jit import verb
 from sim.blocks import FREE
@@ -27,10 +23,6 @@ from sim.caches import held_slots, num_sequences, num_tables, wanted_slots
 from sim.columns import K, Q, R, W
 from sim.core import Core
 from sim.request import Floats, Ints
-
-if TYPE_CHECKING:
-    from sim.core import EngineConfig
-    from sim.totals import Totals
 
 # rows of the sums, in the order of their columns in `clock` and `count`
 COUNTED = ("token_states", "reserved", "internal_fragmentation", "external_fragmentation")
@@ -104,23 +96,3 @@ def state_times(core: Core) -> Floats:
 def fullest_states(core: Core) -> Ints:
     """Slots by COUNTED in the step with most token states."""
     return core.count[K.fullest_token_states : K.fullest_external + 1].copy()
-
-
-def memory_shares(totals: Totals, config: EngineConfig, engines: int) -> dict[str, Any]:
-    """Shares of the pool by STATES, for the summary: in the mean over busy time, and in the fullest step.
-
-    Of several engines: of all pools together, each in its own fullest step.
-    """
-    slots = (config.num_gpu_blocks - 1) * config.block_size
-    return {
-        "kv_memory_shares": _shares(totals.state_times, slots * totals.busy_time),
-        "kv_memory_shares_when_fullest": _shares(totals.fullest_states, slots * engines),
-    }
-
-
-def _shares(parts: Floats | Ints, whole: float) -> dict[str, float] | None:
-    """By name; None where there was no time."""
-    if whole <= 0:
-        return None
-    shares = [float(part) / whole for part in parts]
-    return dict(zip(STATES, [*shares, 1.0 - float(np.sum(shares))], strict=True))

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sim import histogram
+from sim.cache_figures import memory_shares
 from sim.fates import FATES
-from sim.memory_states import memory_shares
 from sim.records import FATE_COLUMNS, Records
 from sim.residency import block_durations
 from sim.saturation import front_end_work, saturation

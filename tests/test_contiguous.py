@@ -12,6 +12,7 @@ from simulation import Run, engine, prompts, run
 from test_buddy import chunks
 from test_determinism import Case, at_every_step, cases, in_plain_python, outcome
 
+from sim.cache_figures import memory_shares
 from sim.cache_kinds import ContiguousKind
 from sim.caches.contiguous import audit
 from sim.caches.contiguous.buddy import Buddy, new_buddy
@@ -19,7 +20,7 @@ from sim.clock import Clock
 from sim.columns import K
 from sim.core import Core
 from sim.cost import linear_cost
-from sim.memory_states import STATES, memory_shares
+from sim.memory_states import STATES
 from sim.simulation import run as run_scenario
 
 KINDS = [ContiguousKind(reservation=name) for name in ("oracle", "pow2", "max")]

@@ -1,13 +1,14 @@
-"""The ways to share KV, one file each, and the verbs by which the scheduler drives them all.
+"""The ways to share KV, a folder each, and the verbs by which the scheduler drives them all.
 
-The class of `core.cache` says which one an engine has. A cache's file has that class, `Cache`, a
+The class of `core.cache` says which one an engine has. A cache's folder has that class, `Cache`, a
 named tuple of arrays, `new_cache`, which makes one, and its own version of the verbs below where it
-differs from what stands here. To add one, write its file and list it in `sim/cache_kinds.py`; the
+differs from what stands here. To add one, write its folder and list it in `sim/cache_kinds.py`; the
 conformance suite then tests it.
 
-Beside the verbs a file has `metadata(core)`: how many entries the cache keeps to find KV, and for how
+Beside the verbs it has `metadata(core)`: how many entries the cache keeps to find KV, and for how
 many slots. It may have `figures(sums)`, what a summary says of `core.cache.sums`, with the `LABELS` of
-a report, and `audit(core)`, asserts for tests.
+a report; `begin(cache, pool, tree)`, what it takes out of the pool before the run; `widened(cache,
+width)`, itself with room for groups of so many sequences; and `audit(core)`, asserts for tests.
 
 `slot` is a request's place in the columns of `core.requests`. A verb changes what it says, and
 nothing where it returns False.
