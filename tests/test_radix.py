@@ -88,6 +88,14 @@ def test_a_second_turn_reuses_the_answer_but_its_last_token(page: int, hit: int)
     assert radix(batch, block_size=page).hits == [0, hit]
 
 
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_step_in_flight_at_a_stop_token_leaves_nothing_in_the_tree(async_scheduling: bool) -> None:
+    """The engine may have gone on behind the last token, not knowing that it was the last."""
+    rows: list[tuple[Segments, int]] = [([(0, 100), (1, 50)], 100), ([(0, 100), (1, 50), (2, 35)], 180)]
+    batch = requests(rows, max_tokens=[60, 5])
+    assert radix(batch, block_size=1, async_scheduling=async_scheduling).hits == [0, 149]
+
+
 def test_an_answer_is_found_only_when_it_has_ended() -> None:
     rows: list[tuple[Segments, int]] = [([(0, 100), (1, 50)], 100), ([(0, 100), (1, 50), (2, 5)], 150)]
     together = requests(rows, gap=0.02)  # the first has its prompt in the tree and decodes
@@ -186,6 +194,7 @@ def test_a_serial_run_in_a_tight_pool_hits_what_the_tree_of_real_tokens_does(
     expected = serial_hits(rows, page, usable, budget)
     assert result.hits == expected
     assert result.totals.num_evictions > 0 and sum(expected) > 0
+    assert result.records["num_evictions"].sum() == result.totals.num_evictions
 
 
 # who is let in
