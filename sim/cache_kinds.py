@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
@@ -191,7 +191,8 @@ class ContiguousKind(CacheKind):
         return np.where(width > min(config.max_num_seqs, config.max_num_batched_tokens), 2**62, needed)
 
 
-KINDS: tuple[type[CacheKind], ...] = (ApcKind, RadixKind, PagedKind, ContiguousKind)
+_AnyKind = ApcKind | RadixKind | PagedKind | ContiguousKind  # the list
+KINDS: tuple[type[CacheKind], ...] = get_args(_AnyKind)
 APC = ApcKind()
 
 
@@ -219,10 +220,6 @@ def _by_name(value: Any) -> Any:
     return value
 
 
-_AnyKind = Annotated[ApcKind | RadixKind | PagedKind | ContiguousKind, Field(discriminator="kind")]
-AnyCache = Annotated[
-    _AnyKind,
-    BeforeValidator(
-        _by_name, json_schema_input_type=Literal["apc", "radix", "paged", "contiguous"] | _AnyKind
-    ),
-]
+_Name: Any = Literal[tuple(kind().kind for kind in KINDS)]
+_Section = Annotated[_AnyKind, Field(discriminator="kind")]
+AnyCache = Annotated[_Section, BeforeValidator(_by_name, json_schema_input_type=_Name | _Section)]

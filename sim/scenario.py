@@ -87,7 +87,7 @@ class Cluster(Section):
     router: Literal[
         "round_robin", "random", "least_outstanding", "power_of_two", "central_queue", "session_affinity",
         "prefix_affinity", "kv_aware",
-    ] = Field("round_robin", description="which replica gets a request, see README.md")  # fmt: skip
+    ] = Field("round_robin", description="which replica gets a request, see docs/replicas.md")  # fmt: skip
     view_delay: Seconds = Field(
         0.0, description="seconds between two looks of the router at the replicas; 0: at each arrival"
     )

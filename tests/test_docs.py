@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,17 @@ from workloads import AnyWorkload
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+READMES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "notebooks" / "README.md"]
 WITH_EXAMPLES = [ROOT / "README.md", ROOT / "docs" / "metrics.md"]
+MADE_ELSEWHERE = ("extending.md",)  # whose commands tests/test_extending.py runs
+TRACES = {"conversation_trace.jsonl": "mooncake_conversation_trace.jsonl.gz"}  # fetched, so not always there
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PLACE = re.compile(r"`([\w/]+\.(?:py|yaml))(?::(\w+))?`")
+CONSOLE = re.compile(r"^(<!-- slow -->\n)?```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PLACE = re.compile(r"`(\w+/[\w/]+\.(?:py|yaml))(?::(\w+))?`")
 TEST = re.compile(r"`(test_\w+)`")
+# a page that is served until somebody ends it: tests/test_explore_page.py
+NOT_RUN = [["explore"]]
 
 
 @pytest.fixture(autouse=True)
@@ -36,24 +44,32 @@ def blocks(page: Path, language: str) -> list[str]:
     return [text for name, text in FENCE.findall(page.read_text(encoding="utf-8")) if name == language]
 
 
-def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each command of a page's console blocks, and the lines shown below it."""
-    for block in blocks(page, "console"):
-        for part in re.split(r"^\$ ", block.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
-            command, *shown = part.splitlines()
-            yield command, [line for line in shown if line.strip()]
+def consoles() -> Iterator[Any]:
+    """Each different console block once; what `<!-- slow -->` stands before takes more than a few seconds."""
+    seen = set()
+    for page in [*READMES, *PAGES]:
+        for slow, block in CONSOLE.findall(page.read_text(encoding="utf-8")):
+            if page.name not in MADE_ELSEWHERE and block not in seen:
+                seen.add(block)
+                marks = [pytest.mark.slow] if slow or any(trace in block for trace in TRACES) else []
+                yield pytest.param(block, id=f"{page.name}: {block.splitlines()[0][2:]}", marks=marks)
 
 
-ALL_COMMANDS = [(command, shown) for page in PAGES for command, shown in commands(page)]
+def commands(block: str) -> Iterator[tuple[list[str], list[str]]]:
+    """The words of each command of a block, and the lines shown below it."""
+    for part in re.split(r"^\$ ", block.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
+        line, *shown = part.splitlines()
+        yield shlex.split(line, comments=True), [line for line in shown if line.strip()]
 
 
 def test_there_are_pages() -> None:
     assert {page.stem for page in PAGES} >= {
-        "caches", "calibration", "design", "metrics", "rules", "validation", "workloads"
+        "caches", "calibration", "curves", "design", "extending", "metrics", "planning", "replicas", "rules",
+        "running", "samples", "sweeps", "validation", "warm_starts", "workloads",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*READMES, *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_names_is_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for link in LINK.findall(text):
@@ -79,14 +95,46 @@ def test_the_examples_of_a_page_give_what_it_says(page: Path) -> None:
     assert attempted > 0 and failed == 0
 
 
-@pytest.mark.parametrize(("command", "shown"), ALL_COMMANDS, ids=[command for command, _ in ALL_COMMANDS])
-def test_a_command_of_a_page_prints_what_it_says(command: str, shown: list[str]) -> None:
-    name, *arguments = shlex.split(command, comments=True)
-    assert name == "prefixsim"
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.stderr
-    for line in shown:
-        assert line.strip() in result.stdout, line
+@pytest.mark.parametrize("block", list(consoles()))
+def test_the_commands_of_a_page_print_what_it_says(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("scenarios", "tests", "notebooks"):  # what a command leaves is not to lie in the checkout
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    for name, stored in TRACES.items():
+        trace = ROOT.parent / "shared" / "traces" / stored
+        if name in block and not trace.exists():
+            pytest.skip(f"{stored} is not there")
+        (tmp_path / name).symlink_to(trace)
+    monkeypatch.chdir(tmp_path)
+    for (name, *words), shown in commands(block):
+        if name != "prefixsim" or words in NOT_RUN:
+            check_another(name, words)
+            continue
+        result = CliRunner().invoke(app, [each for word in words for each in files(word)])
+        assert result.exit_code == 0, result.stderr or result.exception
+        for line in shown:
+            assert line.strip() in result.stdout, line
+
+
+def files(word: str) -> list[str]:
+    """A word as the shell hands it on: the files that a pattern means."""
+    return sorted(glob(word)) if "*" in word else [word]
+
+
+def check_another(name: str, words: list[str]) -> None:
+    """What other tests run, or nobody should: at least what it names is there."""
+    if name == "make":
+        assert f"\n{words[0]}:" in (ROOT / "Makefile").read_text()
+    elif name == "pip":
+        (extras,) = re.findall(r"\[(\w+)\]", words[-1])
+        assert f"\n{extras} = " in (ROOT / "pyproject.toml").read_text()
+    elif name == "python" and words[0] == "-m":
+        assert importlib.util.find_spec(words[1] + ".__main__") is not None
+    elif name in ("python", "marimo"):
+        assert (ROOT / words[-1]).is_file()
+    else:
+        assert words in NOT_RUN
 
 
 def test_every_figure_of_a_run_is_defined() -> None:
