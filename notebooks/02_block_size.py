@@ -13,9 +13,10 @@ app = marimo.App(width="medium", app_title="Block size", css_file="../sim/explor
 
 with app.setup:
     import marimo as mo
+    import pandas as pd
 
     from sim import Scenario, mrc, sweep
-    from sim.explore.notebook import of_curves, of_sweep, with_trace
+    from sim.explore.notebook import of_curves, of_runs, of_sweep, of_table, with_trace
 
     METRICS = [
         "prefix_cache_hit_rate",
@@ -39,9 +40,9 @@ def _():
 
 @app.cell
 def _():
-    longest = mo.ui.slider(200, 4000, 200, 2000, label="longest shared prefix (tokens)", show_value=True)
-    groups = mo.ui.slider(8, 128, 8, 64, label="shared prefixes", show_value=True)
-    rate = mo.ui.slider(2, 24, 2, 12, label="requests a second", show_value=True)
+    longest = mo.ui.slider(200, 4000, 200, 2000, label="longest prefix", show_value=True, full_width=True)
+    groups = mo.ui.slider(8, 128, 8, 64, label="shared prefixes", show_value=True, full_width=True)
+    rate = mo.ui.slider(2, 24, 2, 12, label="requests a second", show_value=True, full_width=True)
     trace = mo.ui.text("", label="your trace instead: its path", full_width=True)
     mo.vstack([longest, groups, rate, trace])
     return groups, longest, rate, trace
@@ -80,13 +81,13 @@ def _():
 def _(scenario):
     sizes = {"engine.block_size": [1, 4, 16, 64, 256, 512]}
     found = sweep(scenario, sizes, seeds=1, metrics=METRICS, jobs=1)
-    mo.image(of_sweep(found, scenario.name), alt="Hit rate, partial blocks, front end and TTFT by block size")
+    mo.Html(of_sweep(found, scenario.name))
     return (found,)
 
 
 @app.cell
 def _(found):
-    mo.ui.table(found[["engine.block_size", *METRICS]].round(3), selection=None)
+    mo.Html(of_runs(found, "Both sides by block size"))
     return
 
 
@@ -103,9 +104,17 @@ def _():
 
 @app.cell
 def _(scenario):
-    curves = mrc(scenario, [16, 64, 256]).attrs["curves"]
-    names = ["block_size", "ceiling", "knee_tokens", "distinct_blocks"]
-    mo.ui.table([{name: one[name] for name in names} for one in curves.values()], selection=None)
+    facts = mrc(scenario, [16, 64, 256]).attrs["curves"].values()
+    rows = [
+        {
+            "block size (tokens)": one["block_size"],
+            "ceiling (%)": 100 * one["ceiling"],
+            "knee (tokens)": one["knee_tokens"],
+            "different blocks": one["distinct_blocks"],
+        }
+        for one in facts
+    ]
+    mo.Html(of_table("What each block size could hit", pd.DataFrame(rows)))
     return
 
 
@@ -115,8 +124,7 @@ def _(scenario):
     from sim.curves.subject import of_scenario
 
     load, asked, scale = of_scenario(scenario, [16, 64, 256])
-    picture = of_curves(study(load, asked), scale)
-    mo.image(picture, alt="Hit rate by pool capacity, a curve for each block size")
+    mo.Html(of_curves(study(load, asked), scale))
     return
 
 

@@ -13,13 +13,14 @@ app = marimo.App(width="medium", app_title="Pool capacity", css_file="../sim/exp
 
 with app.setup:
     import marimo as mo
+    import pandas as pd
 
     from sim import Scenario, mrc
     from sim.curves.report import timed_rows
     from sim.curves.study import study
     from sim.curves.subject import of_scenario
     from sim.curves.timed import capacities, timed_point
-    from sim.explore.notebook import of_curves, with_trace
+    from sim.explore.notebook import of_curves, of_table, with_trace
 
 
 @app.cell
@@ -36,9 +37,9 @@ def _():
 
 @app.cell
 def _():
-    groups = mo.ui.slider(20, 400, 20, 200, label="shared prefixes", show_value=True)
-    prefix = mo.ui.slider(256, 4096, 256, 2048, label="tokens of each", show_value=True)
-    rate = mo.ui.slider(1, 12, 1, 6, label="requests a second", show_value=True)
+    groups = mo.ui.slider(20, 400, 20, 200, label="shared prefixes", show_value=True, full_width=True)
+    prefix = mo.ui.slider(256, 4096, 256, 2048, label="tokens of each", show_value=True, full_width=True)
+    rate = mo.ui.slider(1, 12, 1, 6, label="requests a second", show_value=True, full_width=True)
     trace = mo.ui.text("", label="your trace instead: its path", full_width=True)
     mo.vstack([groups, prefix, rate, trace])
     return groups, prefix, rate, trace
@@ -77,8 +78,17 @@ def _():
 def _(scenario):
     curve = mrc(scenario, outputs=True)
     (facts,) = curve.attrs["curves"].values()
-    names = ["block_size", "ceiling", "knee", "knee_tokens", "knee_gib", "distinct_blocks", "longest_request"]
-    mo.ui.table([{"figure": name, "value": facts[name]} for name in names], selection=None)
+    shown = {
+        "block size (tokens)": facts["block_size"],
+        "ceiling (%)": 100 * facts["ceiling"],
+        "knee (blocks)": facts["knee"],
+        "knee (tokens)": facts["knee_tokens"],
+        "knee (GiB of KV)": facts["knee_gib"],
+        "different blocks": facts["distinct_blocks"],
+        "blocks of the longest request": facts["longest_request"],
+    }
+    ends = pd.DataFrame(shown.items(), columns=["", "figure"], dtype=object)
+    mo.Html(of_table("Where the curve ends", ends))
     return (facts,)
 
 
@@ -101,13 +111,22 @@ def _(facts, scenario):
     (one,) = study(load._replace(outputs=True), asked)
     points = [timed_point(scenario, one.curve, blocks) for blocks in capacities(one.curve, 6)]
     timed = one._replace(timed=points)
-    mo.image(of_curves([timed], scale), alt="Hit rate by pool capacity: one pass, and timed runs")
+    mo.Html(of_curves([timed], scale))
     return scale, timed
 
 
 @app.cell
 def _(scale, timed):
-    mo.ui.table(timed_rows(timed, scale).round(3), selection=None)
+    rows = timed_rows(timed, scale)
+    rows[["curve_hit_rate", "hit_rate"]] *= 100
+    names = {
+        "blocks": "blocks",
+        "curve_hit_rate": "one pass (%)",
+        "hit_rate": "timed (%)",
+        "gap": "gap (points)",
+        "saturation": "engine",
+    }
+    mo.Html(of_table("Timed runs beside the curve", rows[list(names)].rename(columns=names)))
     return
 
 

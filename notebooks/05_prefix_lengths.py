@@ -16,9 +16,10 @@ with app.setup:
     from pathlib import Path
 
     import marimo as mo
+    import pandas as pd
 
     from sim import Scenario, mrc, sweep
-    from sim.explore.notebook import of_sweep
+    from sim.explore.notebook import of_sweep, of_table
 
     PATH = "workload.prefix_len"
 
@@ -37,8 +38,8 @@ def _():
 
 @app.cell
 def _():
-    mean = mo.ui.slider(256, 4096, 256, 2048, label="mean prefix (tokens)", show_value=True)
-    groups = mo.ui.slider(50, 800, 50, 200, label="shared prefixes", show_value=True)
+    mean = mo.ui.slider(256, 4096, 256, 2048, label="mean prefix (tokens)", show_value=True, full_width=True)
+    groups = mo.ui.slider(50, 800, 50, 200, label="shared prefixes", show_value=True, full_width=True)
     block = mo.ui.dropdown({"16": 16, "64": 64, "256": 256}, value="64", label="block size (tokens)")
     mo.vstack([mean, groups, block])
     return block, groups, mean
@@ -98,7 +99,7 @@ def _(block, distributions, groups, mean, scenario):
         axes = {PATH: distributions(folder), "engine.num_gpu_blocks": pools}
         metrics = ["prefix_cache_hit_rate", "mean_ttft_ms", "token_fates.partial_block"]
         found = sweep(scenario, axes, seeds=1, metrics=metrics, jobs=1)
-    mo.image(of_sweep(found, scenario.name), alt="Hit rate and TTFT by pool, a curve for each distribution")
+    mo.Html(of_sweep(found, scenario.name))
     return
 
 
@@ -125,10 +126,15 @@ def _(block, distributions, scenario):
             )
             curve = mrc(drawn)
             (facts,) = curve.attrs["curves"].values()
-            names = ("ceiling", "knee", "distinct_blocks", "prompt_tokens")
-            rows.append({"prefixes": one["label"]} | {name: facts[name] for name in names})
-            rows[-1]["mean prefix"] = round(facts["prompt_tokens"] / facts["requests"] - 128)
-    mo.ui.table(rows, selection=None)
+            row = {
+                "prefixes": one["label"],
+                "ceiling (%)": 100 * facts["ceiling"],
+                "knee (blocks)": facts["knee"],
+                "different blocks": facts["distinct_blocks"],
+                "mean prefix (tokens)": round(facts["prompt_tokens"] / facts["requests"] - 128),
+            }
+            rows.append(row)
+    mo.Html(of_table("What each could hit", pd.DataFrame(rows)))
     return
 
 

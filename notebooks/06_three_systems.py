@@ -18,7 +18,7 @@ with app.setup:
     import marimo as mo
 
     from sim import Scenario, run, sweep
-    from sim.explore.notebook import of_panels, records_of
+    from sim.explore.notebook import of_panels, of_runs, records_of
     from sim.memory_plots import memory_by_state
     from sim.plots import ttft_cdfs
     from sim.three_systems.figures import hit_rate, metadata, ttft
@@ -48,8 +48,8 @@ def _():
 
 @app.cell
 def _():
-    rate = mo.ui.slider(2, 48, 2, 24, label="requests a second", show_value=True)
-    groups = mo.ui.slider(4, 128, 4, 16, label="system prompts", show_value=True)
+    rate = mo.ui.slider(2, 48, 2, 24, label="requests a second", show_value=True, full_width=True)
+    groups = mo.ui.slider(4, 128, 4, 16, label="system prompts", show_value=True, full_width=True)
     pool = mo.ui.dropdown(
         {"32 Ki": 32_768, "64 Ki": 65_536, "128 Ki": 131_072}, value="128 Ki", label="pool (tokens)"
     )
@@ -131,17 +131,18 @@ def _(loads, means):
 
         return draws
 
-    views = [
-        mo.image(of_panels([panel(draw, load) for load in loads], (9.0, 3.2)), alt=f"{name} by block size")
-        for name, draw in {"Hit rate": hit_rate, "Metadata": metadata, "TTFT": ttft}.items()
-    ]
-    mo.vstack(views)
+    views = {"Hit rate": hit_rate, "Metadata": metadata, "TTFT": ttft}
+    panels = {
+        f"{name} by block size, {load}": panel(draw, load) for name, draw in views.items() for load in loads
+    }
+    mo.Html(of_panels(panels))
     return
 
 
 @app.cell
 def _(runs):
-    mo.ui.table(runs[["workload", "cache", "engine.block_size", *METRICS]].round(2), selection=None)
+    names = ["point", "workload", "cache", "engine.block_size", "seed", *METRICS, "error"]
+    mo.Html(of_runs(runs[names], "By block size"))
     return
 
 
@@ -165,9 +166,11 @@ def _(scenario):
     }
     times = {name: records_of(one.requests).column("ttft_ms") for name, one in found.items()}
     shares = {name: one.summary["kv_memory_shares"] for name, one in found.items()}
-    cdfs = of_panels([lambda axes: ttft_cdfs(axes, times)], (7.0, 3.2))
-    memory = of_panels([lambda axes: memory_by_state(axes, shares)], (8.4, 3.2))
-    mo.vstack([mo.image(cdfs, alt="TTFT of each way"), mo.image(memory, alt="KV memory by what it holds")])
+    beside = {
+        "TTFT of each way": lambda axes: ttft_cdfs(axes, times).set_title("Time to first token"),
+        "KV memory by what it holds": lambda axes: memory_by_state(axes, shares),
+    }
+    mo.Html(of_panels(beside))
     return
 
 

@@ -15,7 +15,7 @@ with app.setup:
     import marimo as mo
 
     from sim import Scenario, plan, sweep
-    from sim.explore.notebook import of_sweep, with_trace
+    from sim.explore.notebook import of_sweep, of_table, with_trace
 
     REPLICAS = [1, 2, 3, 4, 6, 8]
 
@@ -34,9 +34,9 @@ def _():
 
 @app.cell
 def _():
-    rate = mo.ui.slider(10, 200, 10, 80, label="requests a second", show_value=True)
-    promise = mo.ui.slider(50, 5000, 50, 200, label="P95 TTFT at most (ms)", show_value=True)
-    price = mo.ui.slider(0.5, 10, 0.5, 2.5, label="price of a GPU hour", show_value=True)
+    rate = mo.ui.slider(10, 200, 10, 80, label="requests a second", show_value=True, full_width=True)
+    promise = mo.ui.slider(50, 5000, 50, 200, label="P95 TTFT at most (ms)", show_value=True, full_width=True)
+    price = mo.ui.slider(0.5, 10, 0.5, 2.5, label="price of a GPU hour", show_value=True, full_width=True)
     trace = mo.ui.text("", label="your trace instead, at its own times: its path", full_width=True)
     mo.vstack([rate, promise, price, trace])
     return price, promise, rate, trace
@@ -79,7 +79,7 @@ def _(price, promise, scenario):
         "engine.enable_prefix_caching=true,false",
     ]
     answer = plan(scenario, f"ttft_p95={promise.value}ms", vary=vary, seeds=1, price=price.value, jobs=1)
-    mo.ui.table(answer.drop(columns="overrides").round(3), selection=None)
+    mo.Html(of_table("The fewest replicas of each way", answer.drop(columns=["overrides", "why"])))
     return (answer,)
 
 
@@ -108,7 +108,7 @@ def _(scenario):
     axes = {"cluster.replicas": REPLICAS, "cluster.router": ["round_robin", "prefix_affinity"]}
     metrics = ["p95_ttft_ms", "prefix_cache_hit_rate"]
     found = sweep(scenario, axes, seeds=1, metrics=metrics, jobs=1)
-    mo.image(of_sweep(found, scenario.name), alt="P95 TTFT and hit rate by replicas, a curve for each router")
+    mo.Html(of_sweep(found, scenario.name))
     return
 
 

@@ -119,10 +119,10 @@ def test_the_page_has_the_figures(page: str) -> None:
 def test_figures_take_the_pages_colours(page: str) -> None:
     for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
         assert "currentColor" in text and "var(--grid)" in text
-        assert "#010203" not in text and "#030201" not in text
+        assert not any(colour in text for colour in (plots.INK, plots.SOFT, plots.GRID, plots.BLUE.lower()))
     rules = page[: page.index("</style>")]
     light, dark = rules.split("prefers-color-scheme: dark")
-    for name in ("--ink", "--ground", "--grid", "--blue"):
+    for name in ("--ink", "--ground", "--grid", "--soft", "--blue"):
         value = rf"{name}: (#\w+)"
         assert re.findall(value, light) != re.findall(value, dark) != []
 

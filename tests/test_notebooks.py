@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("marimo")
 
 from sim import Scenario, run, sweep
-from sim.explore.notebook import of_sweep, records_of, with_trace
+from sim.explore.notebook import of_runs, of_sweep, of_table, records_of, results_of, with_trace
+from sim.plots import GRID, GROUND, INK, SOFT, svg
 from sim.sweeps.execute import run_sweep
-from sim.sweeps.figures import figure_of
+from sim.sweeps.figures import panels_of
 from sim.sweeps.processes import on_processes
 from sim.sweeps.schema import plan_of
 
@@ -42,15 +45,35 @@ def test_each_notebook_says_what_to_look_for_and_stands_in_the_list() -> None:
         assert f"[{path.name}]({path.name})" in listed
 
 
-def test_the_picture_of_a_table_is_that_of_the_sweep(tmp_path: Path) -> None:
+def test_the_panels_of_a_table_are_those_of_the_sweep(tmp_path: Path) -> None:
     axes = {"engine.enable_prefix_caching": [True, False], "engine.block_size": [2, 4, 16]}
     metrics = ["prefix_cache_hit_rate", "lost_tail_tokens"]  # None without caching
     data = {"name": "tiny", "base": TINY.model_dump(), "axes": axes, "seeds": 2, "metrics": metrics}
     ran = run_sweep(plan_of(data, tmp_path), tmp_path / "out", partial(on_processes, jobs=1))
     assert ran.errors == []
-    drawn = figure_of(ran)
-    assert drawn is not None
-    assert of_sweep(sweep(TINY, axes, seeds=2, metrics=metrics, jobs=1), "tiny") == drawn[1]
+    frame = sweep(TINY, axes, seeds=2, metrics=metrics, jobs=1)
+    panels, own = panels_of(ran), panels_of(results_of(frame, "tiny"))
+    assert list(panels) == list(own) == metrics
+    for metric in metrics:
+        assert svg(panels[metric], (5, 3), metric) == svg(own[metric], (5, 3), metric)
+    html = of_sweep(frame, "tiny")
+    assert html.count("<figure>") == 2 and 'aria-label="Hit rate (%), tiny"' in html
+    assert "var(--grid)" in html and "currentColor" in html, "in the page's colours"
+    assert not any(colour in html for colour in (INK, SOFT, GRID, GROUND))
+
+
+def test_a_table_of_runs_has_names_units_and_digits() -> None:
+    axes = {"engine.enable_prefix_caching": [True, False]}
+    metrics = ["prefix_cache_hit_rate", "mean_ttft_ms"]
+    html = of_runs(sweep(TINY.changed("engine.block_size=4"), axes, seeds=1, metrics=metrics, jobs=1), "t")
+    heads = re.findall(r'<th scope="col">(.*?)</th>', html)
+    assert heads == ["prefix caching", "Hit rate (%)", "Mean TTFT (ms)"]
+    rows = re.findall(r"<tr><th scope=\"row\">(on|off)</th><td>([\d.]+)</td><td>([\d.]+)</td></tr>", html)
+    assert [row[:2] for row in rows] == [("on", f"{100 * 19 / 20 * 8 / 14:.1f}"), ("off", "0.000")]
+    numbers = pd.DataFrame({"x": [0.12345, 2.06412, 26.438, 129.24, 12345.678, float("nan")]})
+    assert re.findall(r'<th scope="row">(.*?)</th>', of_table("n", numbers)) == [
+        "0.123", "2.06", "26.4", "129", "12,346", "-",
+    ]  # fmt: skip
 
 
 def test_a_trace_of_the_users_takes_the_workloads_place(tmp_path: Path) -> None:

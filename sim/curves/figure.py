@@ -15,7 +15,7 @@ from sim.curves.curve import KNEE
 from sim.curves.report import Scale, asked_for
 from sim.curves.study import Study
 from sim.memory import GIB
-from sim.plots import BLUE, GREY, ORANGE, drawn
+from sim.plots import BLUE, GREY, GROUND, INK, ORANGE, drawn
 
 COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 MOST_POINTS = 2000  # of a drawn curve: more than a figure has columns
@@ -24,26 +24,30 @@ NAME = 0.02  # of the width, which the name of a mark takes
 
 def write_figure(studies: Sequence[Study], scale: Scale, path: Path | io.BytesIO) -> None:
     """Write the curves as a PNG: one against its blocks, those of several block sizes against tokens."""
-    single = len(studies) == 1
     with drawn(path, (8.4, 4.8)) as figure:
-        axes = figure.subplots()
-        for study, colour in zip(studies, COLOURS * len(studies), strict=False):
-            draw_curve(axes, study, scale, colour, single=single)
-        name = Path(studies[0].load.name).name
-        axes.set(xscale="log", ylabel="hit rate (%)", title=f"{name}: hit rate by pool capacity")
-        axes.set_xlabel(f"blocks of {studies[0].curve.block_size} tokens" if single else "tokens in the pool")
-        highest = max(100 * one.curve.hit_rate(one.curve.ceiling) for one in studies)
-        axes.set_ylim(0.0, 1.5 * highest or 1.0)  # room for the names of the marks
-        axes.set_yticks([tick for tick in axes.get_yticks() if tick <= 100])
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        if single:
-            _draw_marks(axes, studies[0], scale)
-        axes.legend(loc="lower right" if single else "upper left", frameon=single)
-        if scale.kv_bytes_per_token is not None:
-            unit = (studies[0].curve.block_size if single else 1) * scale.kv_bytes_per_token / GIB
-            weight = axes.secondary_xaxis("top", functions=(partial(mul, unit), partial(mul, 1 / unit)))
-            weight.set_xlabel("GiB of KV cache on a GPU")
-            weight.xaxis.set_major_formatter("{x:,g}")
+        draw(figure.subplots(), studies, scale)
+
+
+def draw(axes: Axes, studies: Sequence[Study], scale: Scale) -> None:
+    """The curves with their names, and the marks of a single one."""
+    single = len(studies) == 1
+    for study, colour in zip(studies, COLOURS * len(studies), strict=False):
+        draw_curve(axes, study, scale, colour, single=single)
+    name = Path(studies[0].load.name).name
+    axes.set(xscale="log", ylabel="hit rate (%)", title=f"{name}: hit rate by pool capacity")
+    axes.set_xlabel(f"blocks of {studies[0].curve.block_size} tokens" if single else "tokens in the pool")
+    highest = max(100 * one.curve.hit_rate(one.curve.ceiling) for one in studies)
+    axes.set_ylim(0.0, (1.4 if single else 1.1) * highest or 1.0)  # room for the names of the marks
+    axes.set_yticks([tick for tick in axes.get_yticks() if tick <= 100])
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    if single:
+        _draw_marks(axes, studies[0], scale)
+    axes.legend(loc="lower right", frameon=single, facecolor=GROUND)
+    if scale.kv_bytes_per_token is not None:
+        unit = (studies[0].curve.block_size if single else 1) * scale.kv_bytes_per_token / GIB
+        weight = axes.secondary_xaxis("top", functions=(partial(mul, unit), partial(mul, 1 / unit)))
+        weight.set_xlabel("GiB of KV cache on a GPU")
+        weight.xaxis.set_major_formatter("{x:,g}")
 
 
 def draw_curve(axes: Axes, study: Study, scale: Scale, colour: str, *, single: bool) -> None:
@@ -78,11 +82,12 @@ def draw_curve(axes: Axes, study: Study, scale: Scale, colour: str, *, single: b
 def sides_of(places: Sequence[float], span: float) -> list[int]:
     """On which side of each mark its name stands, -1 the left; `places` rise, `span` is the axis' logarithm.
 
-    It is the left, unless the mark before stands there with a name to its left.
+    It is the left, unless the mark before, or its name, stands there and the right is free.
     """
     sides: list[int] = []
     for i, place in enumerate(places):
-        crowded = i > 0 and sides[-1] < 0 and np.log(place / places[i - 1]) < NAME * span
+        room = np.log(place / places[i - 1]) / (NAME * span)  # names that fit between it and the one before
+        crowded = i > 0 and (room < 1 if sides[-1] < 0 else 1 <= room < 2)
         sides.append(1 if crowded else -1)
     return sides
 
@@ -112,4 +117,4 @@ def _draw_marks(axes: Axes, study: Study, scale: Scale) -> None:
     if study.capacities:
         rows = asked_for(study, scale)
         for column, label, marker in (("fifo_hit_rate", "FIFO", "v"), ("belady_hit_rate", "Belady", "^")):
-            axes.plot(rows["blocks"], 100 * rows[column], marker, color="#444444", ms=6, label=label)
+            axes.plot(rows["blocks"], 100 * rows[column], marker, color=INK, ms=6, label=label)

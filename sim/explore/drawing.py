@@ -96,7 +96,7 @@ def staircase(two: TwoPrompts) -> str:
         axes.legend(loc="upper left")
 
     said = f"Hit length rises by {two.block_size} at every {two.block_size} shared tokens; here {two.hit}"
-    return _named(plots.svg(draw, INCHES, "staircase", MARGINS), said)
+    return named(plots.svg(draw, INCHES, "staircase", MARGINS), said)
 
 
 def by_block_size(rates: dict[int, float]) -> str:
@@ -113,7 +113,7 @@ def by_block_size(rates: dict[int, float]) -> str:
         axes.legend(loc="lower left")
 
     said = "Hit rate by block size; it falls where a block cuts off more of what is shared"
-    return _named(plots.svg(draw, INCHES, "block sizes", MARGINS), said)
+    return named(plots.svg(draw, INCHES, "block sizes", MARGINS), said)
 
 
 def ttft(answer: Answer) -> str:
@@ -123,7 +123,7 @@ def ttft(answer: Answer) -> str:
         queueing, times = answer.queueing.copy(), answer.ttft.copy()
         plots.distributions(axes, ((queueing, "queueing", plots.GREY), (times, "TTFT", plots.BLUE)))
 
-    return _named(plots.svg(draw, INCHES, "ttft", MARGINS), "Cumulative distribution of time to first token")
+    return named(plots.svg(draw, INCHES, "ttft", MARGINS), "Cumulative distribution of time to first token")
 
 
 def curve(answer: Answer) -> str:
@@ -148,7 +148,7 @@ def curve(answer: Answer) -> str:
         axes.legend(loc="lower right")
 
     said = f"Hit rate by pool capacity; the ceiling is {100 * found.hit_rate(found.ceiling):.1f} %"
-    return _named(plots.svg(draw, INCHES, "mrc", MARGINS), said)
+    return named(plots.svg(draw, INCHES, "mrc", MARGINS), said)
 
 
 def _useful(found: Curve) -> int:
@@ -184,6 +184,6 @@ def shares(answer: Answer) -> Iterator[tuple[str, int, float]]:
             yield name, number, number / total
 
 
-def _named(svg: str, said: str) -> str:
+def named(svg: str, said: str) -> str:
     """The SVG element with a name for those who do not see it."""
     return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(said)}" ', 1)

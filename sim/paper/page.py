@@ -15,7 +15,7 @@ from sim.paper.engine_2023 import engine_2023
 from sim.paper.figures import NAMES, figures
 from sim.paper.published import ALPACA, NUM_SLOTS, PREFIX_RATIOS, SHAREGPT
 from sim.paper.rates import DURATION, ratio
-from sim.plots import BLUE, drawn, svg
+from sim.plots import drawn
 from sim.validate.section import table
 
 Row = dict[str, Any]
@@ -36,7 +36,6 @@ def write(tables: Tables, page: Path) -> None:
     for name, (draw, inches) in figures(tables).items():
         with drawn(folder / f"{name}.png", inches) as figure:
             draw(figure.subplots())
-        replace_text(folder / f"{name}.svg", _standing(svg(draw, inches, name)))
     replace_text(page, text(tables))
 
 
@@ -170,11 +169,3 @@ def _short(value: Any) -> Any:
         return "" if math.isnan(value) else f"{value:.6g}"
     return "" if value is None else value
 
-
-def _standing(element: str) -> str:
-    """An SVG element as a file of its own: with its namespaces, and colours for what a page would give."""
-    spaces = ' xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    whole = element.replace("<svg", f"<svg{spaces}", 1).replace(" href=", " xlink:href=")
-    for there, colour in (("currentColor", "#000000"), ("var(--grid)", "#e3e3e3"), ("var(--blue)", BLUE)):
-        whole = whole.replace(there, colour)
-    return whole + "\n"

@@ -9,14 +9,14 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from sim.plots import BLUE, GREY, ORANGE, drawn
+from sim.plots import BLUE, GREY, INK, ORANGE, drawn
 from sim.three_systems.means import Means
 
 STYLES = {  # colour, marker and its size, line: what lies on one line stays to be seen
     "none": (GREY, "x", 5.0, "-"),
     "apc": (ORANGE, "o", 7.5, "-"),
     "radix": (BLUE, "s", 4.5, "-"),
-    "radix lpm": ("#000000", ".", 3.0, ":"),
+    "radix lpm": (INK, ".", 3.0, ":"),
     "paged": ("#009E73", "^", 4.5, "-"),
 }
 DECADE = 10.0  # largest over smallest, from which on a scale is logarithmic
