@@ -4,7 +4,7 @@
 #               What was measured elsewhere is not shipped: DATA=DIR names it, and what lacks it is left as it is
 PYTHON ?= python3
 BIN := .venv/bin
-DATA ?= ../shared
+DATA ?=
 MADE := build/results
 
 .PHONY: run test clean results
