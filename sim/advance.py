@@ -75,7 +75,7 @@ def advance_verb(
     core = Core(
         EngineConfig(
             config[0], config[1], config[2], config[3], config[4], config[5],
-            c[20], config[7], config[8] != 0, config[9] != 0, config[10] != 0, config[11] != 0,
+            c[21], config[7], config[8] != 0, config[9] != 0, config[10] != 0, config[11] != 0,
             config[12] != 0, config[13] != 0, config[14] != 0, config[15] != 0, config[16] != 0,
             config[17] != 0,
         ),
@@ -89,7 +89,7 @@ def advance_verb(
     cost = StepCost(
         token_us, decode_us, output_us, decode_grid, prefill_grid,
         c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8], c[9], c[10], c[11], c[12],
-        c[13], c[14], c[15], c[16], c[17], c[18], c[19],
+        c[13], c[14], c[15], c[16], c[17], c[18], c[19], c[20],
     )  # fmt: skip
     set_now(core, now)
     depth = 2 if core.config.async_scheduling else 1

@@ -166,7 +166,12 @@ class KernelCalibration(_Common):
 
 
 class WholeStepCalibration(_Common):
-    """base_us + token_us*M + decode_context_us*S + seq_us*n, for a whole step."""
+    """base_us + token_us*M + decode_context_us*S + seq_us*n, for a whole step.
+
+    A fit to recorded steps tells more apart: kv_us for each token of KV of all sequences, decoding or
+    not; pair_us for each pair of a new token and one that it attends to, itself included; prefill_us for
+    a step with prefill; between_us from one step to the next, under async scheduling while the GPU works.
+    """
 
     form: Literal["whole_step"]
     kv_dtype: Dtype
@@ -174,6 +179,10 @@ class WholeStepCalibration(_Common):
     token_us: Nonnegative
     decode_context_us: Nonnegative
     seq_us: Nonnegative
+    kv_us: Nonnegative = 0.0
+    pair_us: Nonnegative = 0.0
+    prefill_us: Nonnegative = 0.0
+    between_us: Nonnegative = 0.0
 
     @property
     def kv_dtypes(self) -> list[Dtype]:

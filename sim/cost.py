@@ -67,6 +67,7 @@ class StepCost(NamedTuple):
     max_decode_kv: float
     max_query_len: float
     max_context_len: float
+    reply_us: float  # from a token of the engine to the client
 
 
 def compile_cost(
@@ -87,10 +88,18 @@ def compile_cost(
             calibration.decode_context_us,
             calibration.seq_us,
             max_num_batched_tokens,
+            kv_us=calibration.kv_us,
+            pair_us=calibration.pair_us,
+            prefill_us=calibration.prefill_us,
+            between_us=calibration.between_us,
         )
     else:
         cost = _kernels(calibration, max_num_batched_tokens, block_size, kv_dtype)
-    cost = cost._replace(front_end_us=float(front_end.alpha_us), hash_us_per_block=hash_us)
+    cost = cost._replace(
+        front_end_us=float(front_end.alpha_us),
+        hash_us_per_block=hash_us,
+        reply_us=float(front_end.reply_us),
+    )
     if calibration.domain is None:
         return cost
     reach: dict[str, Any] = {name: float(bound) for name, bound in calibration.domain}
@@ -178,7 +187,8 @@ def _step_cost(
     cpu0_us: float = 0.0,
     cpu1_us: float = 0.0,
 ) -> StepCost:
-    scalars = (seq_us, d0, d1, d2, a0, a1, a2, a2_context, a3, cpu0_us, cpu1_us, 0.0, 0.0, *_EVERYWHERE)
+    terms = (seq_us, d0, d1, d2, a0, a1, a2, a2_context, a3, cpu0_us, cpu1_us)
+    scalars = (*terms, 0.0, 0.0, *_EVERYWHERE, 0.0)
     # float(): an integer field would be another type to the compiler, and another compilation.
     return StepCost(
         token_us, decode_us, output_us, NO_GRID, NO_GRID, *(float(value) for value in scalars)
@@ -186,8 +196,18 @@ def _step_cost(
 
 
 def _whole_step(
-    base_us: float, token_us: float, decode_context_us: float, seq_us: float, max_num_batched_tokens: int
+    base_us: float,
+    token_us: float,
+    decode_context_us: float,
+    seq_us: float,
+    max_num_batched_tokens: int,
+    *,
+    kv_us: float = 0.0,
+    pair_us: float = 0.0,
+    prefill_us: float = 0.0,
+    between_us: float = 0.0,
 ) -> StepCost:
+    """Prefill of q tokens over c: q + c tokens of KV, q*c + q*(q+1)/2 pairs; a decode over k: k of both."""
     num_tokens = np.arange(max_num_batched_tokens + 1, dtype=np.int64)
     table = or_zero(num_tokens, base_us + token_us * num_tokens.astype(np.float64))
     return _step_cost(
@@ -195,7 +215,13 @@ def _whole_step(
         decode_us=table.copy(),
         output_us=np.zeros_like(table),
         seq_us=seq_us,
-        d2=decode_context_us,
+        d2=decode_context_us + kv_us + pair_us,
+        a0=prefill_us,
+        a1=kv_us + pair_us / 2,
+        a2=pair_us,
+        a2_context=pair_us,
+        a3=kv_us,
+        cpu0_us=between_us,
     )
 
 

@@ -33,6 +33,7 @@ LOOKED_UP = ("prefix_cache_queries", "prefix_cache_hits")  # tokens, by first ad
 FLOAT_FIELDS = (
     "arrival_time", "submitted_time", "ready_time", "scheduled_time", "first_token_time", "finish_time",
 )  # fmt: skip
+SEEN_BY_CLIENT = [FLOAT_FIELDS.index(name) for name in ("first_token_time", "finish_time")]
 ROWS = 4096  # ended requests collected between two deliveries
 
 
@@ -55,6 +56,7 @@ class Engine:
         num_records = ROWS + arena.config.max_num_seqs
         self.state = State(arena.config, arena, num_records=num_records, kv_events=kv_events)
         self.cost = cost
+        self.reply = cost.reply_us * 1e-6  # seconds from a token to the client
         self.on_records = on_records
         self.horizon = horizon
         self.num_done = 0  # requests
@@ -227,6 +229,7 @@ class Engine:
         chunk |= dict(zip(LOOKED_UP, (chunk["prompt_len"], chunk["num_cached_tokens"]), strict=True))
         chunk["refused"] = np.zeros(n, np.int64)
         chunk["replica"] = np.full(n, self.replica)
+        floats[:, SEEN_BY_CLIENT] += self.reply
         chunk |= {name: floats[:, i] for i, name in enumerate(FLOAT_FIELDS)}
         if not self.arena.kind.groups:
             chunk = self.samples.joined(chunk)

@@ -25,9 +25,13 @@ _FILE = Path(__file__).parent / "hash_times.yaml"
 
 
 class FrontEnd(Strict):
-    """What the front end takes for a request: alpha_us, and the hashing of each full block."""
+    """What the front end takes for a request: alpha_us, and the hashing of each full block.
+
+    reply_us is from a token of the engine to the client that sees it.
+    """
 
     alpha_us: Nonnegative = 0.0
+    reply_us: Nonnegative = 0.0
     hash_us_per_block: dict[Algorithm, UsPerBlock] | None = None  # None: as shipped; {}: not charged
 
 

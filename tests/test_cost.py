@@ -195,6 +195,25 @@ def test_whole_step_form() -> None:
     assert cpu_time(cost, 51) == 0.0
 
 
+def test_terms_that_only_recorded_steps_tell_apart() -> None:
+    fit = load_calibration("rtx-4090/llama-3.1-8b_tp1_bf16")
+    assert isinstance(fit, WholeStepCalibration)
+    more = {"kv_us": 0.25, "pair_us": 0.125, "prefill_us": 900.0, "between_us": 650.0}
+    told = fit.model_copy(update=more)
+    bounds = {"max_num_batched_tokens": 8192, "block_size": 16}
+    plain, cost = (compile_cost(one, **bounds, kv_dtype="bf16") for one in (fit, told))  # type: ignore[arg-type]
+    # prefills of 100 tokens over 300 and of 40 over none, decodes over 50 and 70
+    prefills, decodes = [(100, 300), (40, 0)], [50, 70]
+    kv = sum(q + c for q, c in prefills) + sum(decodes)
+    pairs = sum(c + i for q, c in prefills for i in range(1, q + 1)) + sum(decodes)
+    sums = (2, 120, 2, 140, 100**2 + 40**2, 100 * 300, 300)
+    further = gpu_time(cost, 142, 4, *sums) - gpu_time(plain, 142, 4, *sums)
+    assert 1e6 * further == pytest.approx(0.25 * kv + 0.125 * pairs + 900.0, rel=1e-9)
+    further = decode_step(cost, 2, 60) - decode_step(plain, 2, 60)
+    assert 1e6 * further == pytest.approx((0.25 + 0.125) * 60, rel=1e-9), "no prefill, no time for it"
+    assert cpu_time(cost, 4) == pytest.approx(650e-6) and cpu_time(plain, 4) == 0.0
+
+
 def test_linear_cost() -> None:
     cost = linear_cost(0.25, 1e-4, decode_context_s=2e-6, seq_s=1e-3, max_num_batched_tokens=2048)
     assert prefill_step(cost, 2048, 512) == pytest.approx(0.25 + 0.2048 + 1e-3, rel=1e-12)

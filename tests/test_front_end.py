@@ -18,6 +18,7 @@ from sim.hashing import ALGORITHMS, Algorithm
 from sim.report import lines
 from sim.saturation import front_end_work
 from sim.scenario_file import load
+from sim.simulate import simulate
 from sim.simulation import run
 
 ROOT = Path(__file__).parent.parent
@@ -211,6 +212,18 @@ def test_the_parts_of_ttft_add_up(tmp_path: Path) -> None:
     assert all(np.isnan(part[~ran]).all() for part in parts)
     means = [summary[f"mean_{name}_ms"] for name in ("front_end_time", "queue_time", "prefill_time")]
     assert sum(means) == pytest.approx(summary["mean_ttft_ms"], rel=1e-9)
+
+
+def test_a_token_reaches_the_client_later_than_the_engine_has_it() -> None:
+    config = engine()
+    batch = prompts([[(1, 40)], [(2, 70)]], output_len=[3, 1], gap=0.01)
+    there, seen = [], []  # type: ignore[var-annotated]
+    for reply, chunks in ((0.0, there), (2500.0, seen)):
+        simulate(iter([batch]), config, linear(config)._replace(reply_us=reply), on_records=chunks.append)
+    (there,), (seen,) = there, seen
+    for name in there:
+        later = 0.0025 if name in ("first_token_time", "finish_time") else 0.0
+        assert seen[name].tolist() == (there[name] + later).tolist(), name
 
 
 def test_the_report_shows_the_parts(tmp_path: Path) -> None:
