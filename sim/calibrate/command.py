@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from sim.calibrate import require_scipy
 from sim.calibrate.bars import bar_of, meets
-from sim.calibration import Calibration
+from sim.calibration import Calibration, WholeStepCalibration
 from sim.hardware import Dtype, GpuSpec, ModelSpec
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from sim.calibrate.from_recording import Fitted
 
 
 def default_name(calibration: Calibration, source: Path | None) -> Path:
@@ -62,6 +64,36 @@ def fit_to_run(load: Path, run: Path, gpu: GpuSpec, model: ModelSpec) -> Calibra
     from sim.calibrate.from_run import fit_run
 
     return fit_run(load, run, gpu, model, date=today())
+
+
+def fit_to_recording(
+    recording: Path, *, gpu: str | None, model: str | None, weights: Dtype
+) -> Fitted:
+    """Fit whole steps to what the vLLM recorder wrote. Raises InputError, one line."""
+    require_scipy("calibrate")
+    from sim.calibrate.from_recording import fit_recording
+
+    return fit_recording(recording, gpu=gpu, model=model, weights=weights, date=today())
+
+
+def formula(calibration: WholeStepCalibration) -> str:
+    """What a step takes by a whole-step fit, and a request beside its steps, in a line."""
+    terms = {
+        "token_us": "a token",
+        "kv_us": "a token of KV",
+        "seq_us": "a sequence",
+        "pair_us": "an attended pair",
+        "prefill_us": "if it has prefill",
+        "decode_context_us": "a token of decode context",
+    }
+    parts = [f"{getattr(calibration, name):.4g} {what}" for name, what in terms.items()]
+    parts = [part for part in parts if not part.startswith("0 ")]
+    front_end = calibration.front_end
+    return (
+        f"a step takes, in us: {' + '.join([f'{calibration.base_us:.4g}', *parts])}; "
+        f"{calibration.between_us:.4g} to the next; "
+        f"a request {front_end.alpha_us:.4g} to the queue, a token {front_end.reply_us:.4g} to the client"
+    )
 
 
 def show(calibration: Calibration, console: Console) -> None:

@@ -36,6 +36,12 @@ def calibrate(
         Path | None,
         typer.Option("--from-run", metavar="FILE", help="Requests of a measured run; fits whole steps."),
     ] = None,
+    recording: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-recording", metavar="FILE", help="What the vLLM recorder wrote; fits whole steps."
+        ),
+    ] = None,
     load: Annotated[
         Path | None, typer.Option(metavar="FILE", help="For --from-run: the segments that were sent.")
     ] = None,
@@ -66,7 +72,8 @@ def calibrate(
     with one_line_errors():
         about = {"--tp": tp, "--weights": weights, "--kv": kv or None, "--assume-kappa": assume_kappa or None}
         if validate:
-            if any(one is not None for one in (gpu, model, source, timings, run, load, *about.values())):
+            given = (gpu, model, source, timings, run, recording, load, *about.values())
+            if any(one is not None for one in given):
                 raise InputError("calibrate --validate: goes with --data and --out only")
             from sim.validate.page import DATA, check_options
             from sim.validate.page import validate as hold_against_bars
@@ -78,10 +85,17 @@ def calibrate(
             raise typer.Exit(hold_against_bars(data, out, progress=lambda title: say(f"checked: {title}")))
         if data is not None:
             raise InputError("calibrate: --data goes with --validate only")
+        if recording is not None:
+            _refuse("--from-recording", {"--from": source, "--from-csv": timings, "--from-run": run})
+            _refuse("--from-recording", {"--load": load, **about, "--weights": None})
+            _from_recording(recording, gpu, model, weights, out)
+            return
         if gpu is None or model is None:
             raise InputError("calibrate: give --gpu and --model, as in --gpu h100-sxm --model llama-3.1-8b")
         if sum(one is not None for one in (source, timings, run)) != 1:
-            raise InputError("calibrate: give one of --from aiconfigurator, --from-csv and --from-run")
+            raise InputError(
+                "calibrate: give one of --from aiconfigurator, --from-csv, --from-run and --from-recording"
+            )
         if (run is None) != (load is None):
             raise InputError("calibrate: --from-run and --load go together: a run, and what was sent")
         if source is not None:
@@ -89,8 +103,6 @@ def calibrate(
         if run is not None:
             _refuse("--from-run", about)
         from sim.calibrate.command import default_name, fit, fit_to_run
-        from sim.calibrate.command import show as show_errors
-        from sim.calibrate.write import write
         from sim.hardware import load_gpu, load_model
         from sim.out_file import check_out
 
@@ -112,13 +124,44 @@ def calibrate(
                 timings=timings,
                 assume_kappa=assume_kappa,
             )
-        from rich.console import Console
+        _leave(fitted, out or default_name(fitted, timings or run), read)
 
-        path = out or default_name(fitted, timings or run)
-        check_out(path, inputs=read)
-        write(fitted, path)
-        show_errors(fitted, Console())
-        say(f"written: {path}; simulate with it: `cost: {path}` in a scenario")
+
+def _from_recording(
+    recording: Path, gpu: str | None, model: str | None, weights: WeightType | None, out: Path | None
+) -> None:
+    """Fit whole steps to a recording, whose own words name GPU and model where nobody else does."""
+    from sim.calibrate.command import default_name, fit_to_recording, formula
+    from sim.hardware import load_gpu, load_model
+    from sim.out_file import check_out
+
+    read = [recording, *(Path(name) for name in (gpu, model) if name is not None)]
+    if out is not None:
+        check_out(out, inputs=read, endings=(".yaml", ".yml"))
+    fitted = fit_to_recording(
+        recording,
+        gpu=load_gpu(gpu).name if gpu is not None else None,
+        model=load_model(model).name if model is not None else None,
+        weights=(weights or WeightType.bf16).value,
+    )
+    _leave(fitted.calibration, out or default_name(fitted.calibration, recording), read)
+    say(formula(fitted.calibration))
+    for text in fitted.warnings:
+        say(f"warning: {text}")
+
+
+def _leave(fitted: Calibration, path: Path, read: list[Path]) -> None:
+    """Write the calibration, and print its errors."""
+    from rich.console import Console
+
+    from sim.calibrate.command import show as show_errors
+    from sim.calibrate.write import write
+    from sim.out_file import check_out
+
+    check_out(path, inputs=read)
+    write(fitted, path)
+    show_errors(fitted, Console())
+    say(f"written: {path}; simulate with it: `cost: {path}` in a scenario")
 
 
 def _refuse(source: str, given: Mapping[str, object]) -> None:
