@@ -68,7 +68,8 @@ def advance_verb(
     clock[W.wake] (infinite: before an arrival). WAIT: a step ends at clock[W.wake], at or after
     the horizon, or watched requests may end in it; it is scheduled and not yet updated, so call
     again at that time, once all outside events of that instant are done. NOTIFY: watched requests
-    ended now; call again at the same time after telling. GROW: grow the tables (State.grow),
+    ended now; call again at the same time after telling (of a led engine after each step, and not before
+    its leader wants it to schedule). GROW: grow the tables (State.grow),
     then call again. LIVELOCK: requests preempt each other and none gets on, as vLLM's might too. A smaller
     horizon changes no result. The other arguments are `flatten`'s.
     """
@@ -93,6 +94,8 @@ def advance_verb(
     )  # fmt: skip
     set_now(core, now)
     depth = 2 if core.config.async_scheduling else 1
+    if count[K.led] > 0:
+        depth = min(depth, count[K.steps_in_flight] + 1)  # one step a call
     room = core.record_ints.shape[0] - core.config.max_num_seqs
     while True:
         if now >= clock[W.next_sample]:
@@ -103,7 +106,7 @@ def advance_verb(
             update_from_output(core, oldest)
             count[K.steps_in_flight] -= 1
             count[K.oldest_step] = oldest = 1 - oldest
-            if count[K.num_watched] > 0:
+            if count[K.num_watched] > 0 or count[K.led] > 0:
                 return NOTIFY
         if count[K.resets_due] > 0:
             reset_as_asked(core)
@@ -234,18 +237,34 @@ def start_step(core: Core, cost: StepCost, row: int, now: float) -> None:
     if count[K.any_watched]:
         count[K.step_watched + row] = may_end_watched(core, row)
     count[K.steps_in_flight] += 1
-    used = core.pool.blocks.shape[1] - 1 - core.pool.count[FREE]
-    count[K.max_blocks_used] = max(count[K.max_blocks_used], used)
-    clock[W.usage] += used * duration
-    clock[W.busy] += duration
-    if adds_states(core):
-        add_states(core, note_held(core), count[K.head_refused] > 0, duration)
+    count[K.max_blocks_used] = max(count[K.max_blocks_used], spend(core, duration))
     count[K.num_steps] += 1
     count[K.num_scheduled_tokens] += num_tokens
     count[K.num_scheduled_seqs] += num_seqs
     count[K.num_running_sum] += count[K.num_running]
     count[K.max_num_running] = max(count[K.max_num_running], count[K.num_running])
     note_concurrency(core)
+
+
+@verb
+def spend(core: Core, duration: float) -> int:
+    """Add the time of the step just scheduled to the sums over time; returns the blocks in use."""
+    used: int = core.pool.blocks.shape[1] - 1 - core.pool.count[FREE]
+    core.clock[W.usage] += used * duration
+    core.clock[W.busy] += duration
+    if adds_states(core):
+        add_states(core, note_held(core), core.count[K.head_refused] > 0, duration)
+    return used
+
+
+@verb
+def end_step_at(core: Core, row: int, end: float) -> None:
+    """Let the step just scheduled end at another time than its cost says."""
+    spend(core, end - core.clock[W.step_end + row])
+    core.clock[W.step_end + row] = end
+
+
+retime = entry(end_step_at)
 
 
 @verb

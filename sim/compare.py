@@ -50,7 +50,7 @@ OF_CACHES = {  # besides, where caches are compared
 }
 
 
-def load_all(path: Path, overrides: Sequence[str], compared: str) -> tuple[str, dict[str, Scenario]]:
+def load_all(path: Path | None, overrides: Sequence[str], compared: str) -> tuple[str, dict[str, Scenario]]:
     """Read the scenario once for each value of `compared`, such as "engine.block_size=16,32".
 
     Returns the field, and the scenarios by value as given. Raises InputError, one line, for less than

@@ -18,6 +18,7 @@ from sim.core import Core
 from sim.cost import StepCost
 from sim.errors import Livelock
 from sim.fates import MISSES
+from sim.leader import Leader
 from sim.sample_records import SampleRecords
 from sim.samples import request_of
 from sim.state import State
@@ -49,6 +50,7 @@ class Engine:
         horizon: Callable[[Clock], float],
         replica: int = 0,
         kv_events: bool = False,
+        leader: Leader | None = None,
     ) -> None:
         self.clock = clock
         self.arena = arena
@@ -69,12 +71,11 @@ class Engine:
         self.asleep: Event | None = None
         self.next_wake = math.inf  # no step ends before
         self.watchers: dict[int, Event] = {}  # by request id
-        clock.process(self.run())
+        clock.process(self.run(0.0) if leader is None else leader.lead(self))
 
-    def run(self) -> Process:
-        """Work while there is work: schedule, let the time pass, update; else sleep."""
+    def run(self, now: float) -> Process:
+        """From `now` on, work while there is work: schedule, let the time pass, update; else sleep."""
         clock = self.clock
-        now = 0.0
         core = self.state.core
         arguments = flatten(core, self.cost)
         while True:
@@ -83,16 +84,13 @@ class Engine:
                 arguments = flatten(core, self.cost)
             self.next_wake = math.inf
             reason = advance(now, self.horizon(clock), *arguments)
-            if self.observe is not None:
-                self.observe(core)
-            if core.count[K.num_records] >= ROWS:
-                self.deliver()
+            self.show()
             if reason == GROW:
                 self.state.grow()
                 now = float(core.clock[W.now])  # it may have run ahead
                 continue
             if reason == LIVELOCK:
-                raise Livelock(f"at {core.clock[W.now]:g} s requests preempt each other and none gets on")
+                raise self.livelock()
             if reason == NOTIFY:
                 self.tell_watchers()
                 self.next_wake = now
@@ -100,13 +98,30 @@ class Engine:
                 continue
             wake = float(core.clock[W.wake])
             if reason == IDLE and wake == math.inf:
-                self.asleep = clock.event()
-                yield self.asleep
+                yield self.sleep()
                 now = clock.now
             else:
                 self.next_wake = wake
                 yield clock.wake_at(wake, self.replica)
                 now = wake
+
+    def show(self) -> None:
+        """Let those look who observe the engine, and hand on what has been collected."""
+        core = self.state.core
+        if self.observe is not None:
+            self.observe(core)
+        if core.count[K.num_records] >= ROWS:
+            self.deliver()
+
+    def sleep(self) -> Event:
+        """What happens when the next request arrives."""
+        self.asleep = self.clock.event()
+        return self.asleep
+
+    def livelock(self) -> Livelock:
+        """What to raise where requests preempt each other without end."""
+        now = self.state.core.clock[W.now]
+        return Livelock(f"at {now:g} s requests preempt each other and none gets on")
 
     def submit(self, slot: int) -> None:
         """A loaded request arrives now."""

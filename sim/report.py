@@ -110,8 +110,11 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
     yield _line(
         "Mean / peak running requests:", s["mean_num_requests_running"], s["max_num_requests_running"]
     )
+    yield from _recording_lines(s)
     yield _heading("Step time")
     yield "", f"Calibration: {s['calibration']}"
+    if "steps_as_recorded" in s:
+        yield _line("Steps as recorded / all:", s["steps_as_recorded"], s["num_steps"])
     if s["calibration_mape"]:
         off = ", ".join(f"{name} {mape:g}" for name, mape in s["calibration_mape"].items())
         yield "dim", f"its fits are off by, mean %: {off}"
@@ -121,6 +124,18 @@ def lines(result: Result) -> Iterator[tuple[str, str]]:
     yield "bold", "=" * WIDTH
     for text in s["warnings"]:
         yield "yellow", f"warning: {text}"
+
+
+def _recording_lines(s: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Which settings are those of the recorded server, and which are not; nothing without one."""
+    if (server := s.get("recording")) is None:
+        return
+    yield _heading("Recorded server")
+    yield "", f"Requests of {server['path']}"
+    same = ", ".join(f"{field} {value}" for field, value in server["as_recorded"].items())
+    yield "dim", f"as recorded: {same}"
+    for field, values in server["changed"].items():
+        yield "", f"changed: {field} {values['here']}, recorded {values['recorded']}"
 
 
 def _warm_start_lines(s: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,7 @@ from pydantic import (
 
 from sim.cache_kinds import APC, AnyCache
 from sim.hashing import Algorithm
+from sim.recorded_server import RECORDED, filled_in
 from sim.section import Section
 from workloads import AnyWorkload
 
@@ -140,7 +141,8 @@ class Scenario(Section):
     engine: Engine = Engine()
     cluster: Cluster = Cluster()
     cache: AnyCache = APC
-    # A calibration's name or file, `roofline` or `table`; None: that of gpu and model, else a roofline.
+    # A calibration's name or file, `roofline`, `table` or `recorded`; None: that of gpu and model, else a
+    # roofline; of a recording `recorded`.
     cost: str | WholeStep | None = None
     prime: AnyWorkload | None = None  # runs first, in an engine of its own, to warm the cache
     # The measured requests. Beside `prime` the file calls them `measure`.
@@ -178,9 +180,20 @@ class Scenario(Section):
     @model_validator(mode="before")
     @classmethod
     def _one_load(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and (why := misfit(data)) is not None:
+        if not isinstance(data, Mapping):
+            return data
+        if (why := misfit(data)) is not None:
             raise ValueError(": ".join(why))
-        return data
+        return filled_in(data)
+
+    @model_validator(mode="after")
+    def _has_recorded_steps(self) -> Scenario:
+        if self.cost == RECORDED and self.workload.kind != "recording":
+            raise ValueError(
+                f"cost: {RECORDED} is of a recording's own steps, and the workload is {self.workload.kind}: "
+                "set workload.kind to recording, or make a calibration with calibrate --from-recording"
+            )
+        return self
 
     @model_validator(mode="after")
     def _cache_can_do_it(self) -> Scenario:

@@ -31,13 +31,14 @@ class Draft(NamedTuple):
     folder: Path  # of the file: relative paths are looked for here too
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
+def load(path: str | Path | None, overrides: Sequence[str] = ()) -> Scenario:
     """Read a scenario and lay `overrides` ("engine.block_size=16", values in YAML) over it.
 
-    Raises InputError with one line. A relative `path` anywhere in the workload is looked for in the
-    current directory first, then beside the scenario file.
+    Without a path the overrides are all there is, and have to name a workload. Raises InputError with
+    one line. A relative `path` anywhere in the workload is looked for in the current directory first,
+    then beside the scenario file.
     """
-    draft = read(path)
+    draft = read(path) if path is not None else Draft({}, {}, "--set", Path())
     for text in overrides:
         override(draft, text)
     return check(draft)

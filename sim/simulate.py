@@ -11,6 +11,7 @@ from sim.clock import Clock
 from sim.core import Core, EngineConfig
 from sim.cost import StepCost
 from sim.engine import Engine, Records
+from sim.leader import Leader
 from sim.replicas import Cluster, Replicas
 from sim.request import Batch, Session
 from sim.snapshot import Snapshot, restore
@@ -34,6 +35,7 @@ def simulate(
     progress: Callable[[int, float], None] | None = None,
     horizon: Callable[[Clock], float] = Clock.horizon,
     observe: Callable[[Core], None] | None = None,
+    leader: Leader | None = None,
 ) -> Totals:
     """Run requests through one engine, or the engines of a cluster, until all have ended.
 
@@ -48,16 +50,16 @@ def simulate(
     FLOAT_FIELDS, "refused", "replica") in order of their end, NaN where a time does not exist.
     `progress` is told requests done and simulated seconds. `horizon` says how far an engine may run
     ahead; anything up to Clock.horizon gives the same results. `observe` is shown a lone engine each
-    time that it stops, and may not touch it.
+    time that it stops, and may not touch it; `leader` says when a lone engine makes its steps.
     """
     clock = Clock()
     arena = Arena(config, kind)
     entrance: Engine | Replicas
     if cluster is None:
-        entrance = Engine(clock, arena, cost, on_records, horizon)
+        entrance = Engine(clock, arena, cost, on_records, horizon, leader=leader)
         entrance.observe = observe
     else:
-        assert observe is None, "only a lone engine can be observed"
+        assert observe is None and leader is None, "only a lone engine can be observed, or led"
         entrance = Replicas(clock, arena, cost, on_records, horizon, cluster)
     engines = [entrance] if isinstance(entrance, Engine) else entrance.engines
     assert len(cache) in (0, len(engines))

@@ -15,6 +15,7 @@ from sim.equip import equipped
 from sim.errors import InputError, Livelock
 from sim.groups import breakdowns
 from sim.metrics import Slo, summarize
+from sim.recorded_server import told as told_of_server
 from sim.records import Records
 from sim.resolve import Resolved, resolve
 from sim.scenario import Scenario, SloLimits
@@ -92,6 +93,7 @@ def run(
     from sim.by_replica import by_replica
     from sim.cache_figures import cache_figures
     from sim.domain import domain_warnings, with_share_on_kappa
+    from sim.recorded_cost import leader_of
     from sim.simulate import simulate  # slow to load; what does not resolve is told without it
     from sim.timeseries import time_series
     from sim.warm_start import COLD, after, check_keeps, check_savable, loaded, primed, saved, warm_start
@@ -115,6 +117,7 @@ def run(
 
     seed = np.random.SeedSequence(scenario.seed)
     kind, assumed_of_cache = equipped(resolved, seed)
+    leader = leader_of(scenario)
     stops: dict[str, Any] = {}
     if recorder is not None:
         stops = {"horizon": recorder.horizon, "observe": recorder.observe}
@@ -151,6 +154,7 @@ def run(
                 cache=start.snapshots,
                 keep=keep if save_cache else None,
                 progress=progress,
+                leader=leader,
                 **stops,
             )
         records.close()
@@ -181,6 +185,10 @@ def run(
     assumed = [*assumed, *assumed_of_cache]
     notes = [*resolved.step_time.warnings, *outside, *told, *start.notes]
     notes += _notes(scenario, config, tally, num_requests, totals)
+    figures |= told_of_server(scenario)
+    if leader is not None:
+        figures["steps_as_recorded"] = leader.num_steps
+        notes += leader.notes()
     if asked := len(scenario.reset_prefix_cache):
         figures |= {"prefix_cache_resets_asked": asked, "prefix_cache_resets": totals.num_resets}
     head = {"name": scenario.name, "model": scenario.model, "gpu": scenario.gpu, "seed": scenario.seed}

@@ -1,4 +1,5 @@
-"""Where the time of an engine step comes from: numbers in the scenario, a calibration, tables, a roofline."""
+"""Where the time of an engine step comes from: numbers in the scenario, a calibration, tables, a roofline,
+or a recording."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from typing import NamedTuple
 from sim.calibration import Calibration, FitError, find_calibration, has_calibration, load_calibration
 from sim.cost import StepCost, compile_cost, linear_cost
 from sim.hardware import DTYPE_BYTES, Dtype, GpuSpec, ModelSpec, is_known, load_gpu
+from sim.recorded_server import RECORDED
 from sim.roofline import has_rates, roofline
 from sim.scenario import ROOFLINE, TABLE, Scenario, WholeStep
+from workloads import Recording
 
 
 class StepTime(NamedTuple):
@@ -44,6 +47,8 @@ def step_time(scenario: Scenario, model: ModelSpec | None, weights: Dtype) -> St
             max_num_batched_tokens=engine.max_num_batched_tokens,
         )
         return StepTime(cost, "whole_step, given in the scenario", kv_dtype, [], {}, [])
+    if scenario.cost == RECORDED:
+        return _of_a_recording(scenario, kv_dtype)
     warnings: list[str] = []
     if scenario.cost == TABLE:
         assert model is not None
@@ -69,6 +74,16 @@ def step_time(scenario: Scenario, model: ModelSpec | None, weights: Dtype) -> St
         assumed.append("hashing takes as long as on the core where sim/hash_times.yaml was measured")
     errors = {component: error for component, error in calibration.errors.items() if _of(component, timed_kv)}
     return StepTime(cost, name, kv_dtype, assumed, errors, warnings)
+
+
+def _of_a_recording(scenario: Scenario, kv_dtype: Dtype) -> StepTime:
+    """The fit of a recording's steps, for those that are not in it."""
+    from sim.recorded_cost import fitted_cost
+
+    assert isinstance(scenario.workload, Recording)
+    path = scenario.workload.path
+    cost = fitted_cost(path, scenario.engine.max_num_batched_tokens)
+    return StepTime(cost, f"{RECORDED}: the steps of {path}", kv_dtype, [], {}, [])
 
 
 def _of(component: str, kv_dtype: Dtype) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sim.request import Batch, Session
-from workloads import AnyWorkload, Mix, SessionWorkload, WorkloadWarning
+from workloads import AnyWorkload, Mix, Recording, SessionWorkload, WorkloadWarning
 from workloads.same_content import with_names
 
 
@@ -27,7 +27,7 @@ def requests(
     """
     if isinstance(workload, SessionWorkload):
         return workload.sessions(seed)  # in which all content has a name
-    if isinstance(workload, Mix) and workload.has_sessions:
+    if isinstance(workload, Mix | Recording) and workload.has_sessions:
         return _changed(workload.sessions(seed, block_size), names, priorities)
     batches = workload.batches(seed, block_size)
     if not priorities:
@@ -36,7 +36,7 @@ def requests(
 
 
 def _changed(sessions: Iterator[Session], names: bool, priorities: bool) -> Iterator[Session]:
-    """The sessions of a mix with what `requests` does to batches done to theirs."""
+    """The sessions of a mix or a recording with what `requests` does to batches done to theirs."""
     for session in sessions:
         batch = session.requests
         if not priorities and batch.priority.any():

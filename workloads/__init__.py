@@ -13,6 +13,7 @@ from workloads.few_shot import FewShot
 from workloads.fourteen_tokens import FourteenTokens
 from workloads.mix import Mix
 from workloads.multi_turn import MultiTurn
+from workloads.recording import Recording
 from workloads.scan import Scan
 from workloads.session import SessionWorkload
 from workloads.shared_prefix import SharedPrefix
@@ -20,7 +21,17 @@ from workloads.trace import Trace
 from workloads.tree import Tree
 
 AnyWorkload = Annotated[
-    Agent | Documents | FewShot | FourteenTokens | Mix | MultiTurn | Scan | SharedPrefix | Trace | Tree,
+    Agent
+    | Documents
+    | FewShot
+    | FourteenTokens
+    | Mix
+    | MultiTurn
+    | Recording
+    | Scan
+    | SharedPrefix
+    | Trace
+    | Tree,
     Field(discriminator="kind"),
 ]
 
@@ -32,6 +43,7 @@ __all__ = [
     "FourteenTokens",
     "Mix",
     "MultiTurn",
+    "Recording",
     "Scan",
     "SessionWorkload",
     "SharedPrefix",

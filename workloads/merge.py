@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sim.request import ROWS, Batch
+from sim.request import ROWS, Batch, Ints
 
 
 def cut(batch: Batch, begin: int, end: int) -> Batch:
@@ -34,12 +34,16 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 def by_arrival(batch: Batch) -> Batch:
     """Return the requests in order of arrival, those of one instant as they were. Modifies nothing."""
-    order = np.argsort(batch.arrival_time, kind="stable")
-    counts = np.diff(batch.segment_start)[order]
+    return picked(batch, np.argsort(batch.arrival_time, kind="stable"))
+
+
+def picked(batch: Batch, rows: Ints) -> Batch:
+    """Return the requests of a batch by number, in the order of `rows`. Modifies nothing."""
+    counts = np.diff(batch.segment_start)[rows]
     start = np.concatenate([[0], np.cumsum(counts)])
-    held = np.arange(start[-1]) + np.repeat(batch.segment_start[:-1][order] - start[:-1], counts)
+    held = np.arange(start[-1]) + np.repeat(batch.segment_start[:-1][rows] - start[:-1], counts)
     return Batch(
-        **{name: getattr(batch, name)[order] for name in ROWS},
+        **{name: getattr(batch, name)[rows] for name in ROWS},
         segment_start=start,
         segment_id=batch.segment_id[held],
         segment_len=batch.segment_len[held],

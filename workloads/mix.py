@@ -19,6 +19,7 @@ from workloads.few_shot import FewShot
 from workloads.fourteen_tokens import FourteenTokens
 from workloads.merge import merged
 from workloads.multi_turn import MultiTurn
+from workloads.recording import Recording
 from workloads.scan import Scan
 from workloads.session import SessionWorkload, lone_requests
 from workloads.shared_prefix import SharedPrefix
@@ -27,7 +28,18 @@ from workloads.trace import Trace
 from workloads.trace_batches import Contents
 from workloads.tree import Tree
 
-OpenLoop = Agent | Documents | FewShot | FourteenTokens | MultiTurn | Scan | SharedPrefix | Trace | Tree
+OpenLoop = (
+    Agent
+    | Documents
+    | FewShot
+    | FourteenTokens
+    | MultiTurn
+    | Recording
+    | Scan
+    | SharedPrefix
+    | Trace
+    | Tree
+)
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 MOST_TENANTS = 1024  # a batch of each is in memory
 
@@ -113,7 +125,7 @@ class Mix(Workload):
         """Yield the sessions of all tenants in order of their start, lazily. Does not modify `seed`."""
         told = zip(self.tenants.values(), self._sources(seed, block_size), strict=True)
         sources = [
-            _apart(source if isinstance(tenant.workload, SessionWorkload) else lone_requests(source), apart)
+            _apart(source if tenant.workload.has_sessions else lone_requests(source), apart)
             for tenant, (source, apart) in told
         ]
         return heapq.merge(*sources, key=lambda session: session.start)
@@ -139,6 +151,8 @@ class Mix(Workload):
                 source = tenant.workload.batches(own_seed, block_size, contents)
             elif isinstance(tenant.workload, SessionWorkload):
                 source = tenant.workload.sessions(own_seed)
+            elif isinstance(tenant.workload, Recording) and tenant.workload.has_sessions:
+                source = tenant.workload.sessions(own_seed, block_size)
             else:
                 source = tenant.workload.batches(own_seed, block_size)
             high = high_ids.setdefault(first, Numbering(PLAIN_IDS))

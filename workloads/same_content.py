@@ -29,7 +29,7 @@ Description = dict[str, Any]  # of a workload and its seed, in the types of JSON
 PACE = frozenset(
     {
         "request_rate", "arrival", "burstiness", "states", "schedule", "amplitude", "period", "concurrency",
-        "think_time", "think_time_distribution", "session_rate", "tool_time", "time_scale",
+        "think_time", "think_time_distribution", "session_rate", "tool_time", "time_scale", "pace",
         "n", "beam_width",  # samples beside the first are drawn anew, and nobody asks with them
     }
 )  # fmt: skip
@@ -39,6 +39,7 @@ POOLS: dict[str, tuple[str, ...]] = {  # by kind: the fields that say what its p
     "few_shot": ("system_prompt_len", "num_examples", "example_len"),
     "fourteen_tokens": ("shared_len",),
     "multi_turn": ("num_system_prompts", "system_prompt_len"),
+    "recording": ("path",),
     "scan": (),
     "shared_prefix": ("num_groups", "prefix_len"),
     "trace": ("path", "format", "columns", "prefix_model", "trace_block_size", "session_rate"),

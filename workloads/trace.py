@@ -39,6 +39,8 @@ class Trace(Workload, ClosedLoop):
     `delta` (JSONL) and `npz`: recorded sessions, each with its own clock, see workloads/delta.py
     and npz.py. Sessions start at `session_rate`, or all at 0.
 
+    `recording`: the requests that a recorded vLLM served; see workloads/recording.py, which has more of them.
+
     `azure` and `csv`: times and lengths only; `prefix_model` says what is shared, else nothing is.
 
     An output length of 0 runs as 1, with a warning: an engine emits at least one token.
@@ -46,7 +48,7 @@ class Trace(Workload, ClosedLoop):
 
     kind: Literal["trace"] = "trace"
     path: Annotated[str, StringConstraints(min_length=1)]
-    format: Literal["auto", "mooncake", "segments", "delta", "npz", "azure", "csv"] = "auto"
+    format: Literal["auto", "mooncake", "segments", "delta", "npz", "azure", "csv", "recording"] = "auto"
     columns: Columns | None = Field(None, description="of a CSV")
     prefix_model: PrefixModel | None = Field(None, description="laid over a CSV, which names no prefixes")
     skip_bad_lines: bool = Field(False, description="leave bad lines out and count them; false: refuse")

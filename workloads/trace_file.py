@@ -14,7 +14,7 @@ from typing import IO, Any, Literal, cast
 
 from workloads.errors import WorkloadError
 
-Format = Literal["mooncake", "segments", "delta", "npz", "azure", "csv"]
+Format = Literal["mooncake", "segments", "delta", "npz", "azure", "csv", "recording"]
 
 AZURE_HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 CONTENT: dict[str, Format] = {"hash_ids": "mooncake", "segments": "segments", "new_hash_ids": "delta"}
@@ -46,6 +46,8 @@ def _format_of(where: str, line: bytes) -> Format:
     if _header(line) == AZURE_HEADER:
         return "azure"
     row = parse_object(where, line)
+    if isinstance(row.get("schema"), str):
+        return "recording"
     found = [kind for field, kind in CONTENT.items() if field in row]
     if len(found) != 1:
         names = ", ".join(map(repr, list(row)[:8])) or "none"

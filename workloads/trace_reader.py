@@ -14,6 +14,8 @@ from workloads.errors import WorkloadError
 from workloads.jsonl import LAYOUT, Kind, Parser
 from workloads.lengths import MAX_LEN
 from workloads.npz import read_npz
+from workloads.recorded_rows import LAYOUT as OF_RECORDINGS
+from workloads.recorded_rows import recorded_rows
 from workloads.sessions import DEFAULT_BLOCK, session_rows, start_times
 from workloads.skipped import Skipped, good_parts
 from workloads.streams import Stream, generator
@@ -141,6 +143,9 @@ class TraceReader:
                 groups = generator(self._seed, Stream.GROUPS)
                 parser = CsvParser(trace.path, columns, trace.prefix_model, groups)
                 yield from parser.rows(chunk, self.skipped)
+            case "recording":
+                self.layout = OF_RECORDINGS
+                yield from recorded_rows(trace.path)
             case _:
                 assert_never(self.format)
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 @app.command()
 def run(
-    scenario: Annotated[Path, typer.Argument(help="A scenario in YAML.")],
+    scenario: Annotated[
+        Path | None, typer.Argument(help="A scenario in YAML; none where --set names a workload.")
+    ] = None,
     overrides: OverridesOption = None,
     out: Annotated[
         Path | None,
@@ -68,6 +70,8 @@ def run(
 ) -> None:
     """Simulate a scenario and report hit rate, latencies and load."""
     with one_line_errors():
+        if scenario is None and not any(text.startswith("workload") for text in overrides or ()):
+            raise InputError("run: give a scenario in YAML, or name a workload with --set workload.kind=…")
         if compare is not None:
             if what_if or any(given is not None for given in (timeline, timeline_window, report)):
                 raise InputError("--timeline, --report and --what-if are of one run; leave out --compare")
@@ -80,14 +84,15 @@ def run(
         from sim.scenario_file import load
 
         loaded = load(scenario, overrides or ())
+        inputs = [scenario] if scenario is not None else []
         if report is not None:
-            _check_file("--report", report, (".html",), [scenario], out)
-        recorder = _recorder(timeline, timeline_window, scenario, out)
+            _check_file("--report", report, (".html",), inputs, out)
+        recorder = _recorder(timeline, timeline_window, inputs, out)
         if recorder is not None and loaded.cluster.replicas > 1:
             raise InputError(
                 f"--timeline shows one engine, and cluster.replicas is {loaded.cluster.replicas}; set it to 1"
             )
-        cache = _cache(load_cache, save_cache, scenario, out)
+        cache = _cache(load_cache, save_cache, inputs, out)
         from sim.simulation import run as simulate  # with numba: bad input is told before it
 
         with result_folder(out) if out is not None else contextlib.nullcontext() as folder:
@@ -143,7 +148,7 @@ def run(
 
 
 def _run_side_by_side(
-    scenario: Path, overrides: Sequence[str], compared: str, out: Path | None, output: Format
+    scenario: Path | None, overrides: Sequence[str], compared: str, out: Path | None, output: Format
 ) -> None:
     """Run a scenario once for each value of `compared`, and report the runs together."""
     from sim.compare import folder_names, lines, load_all, to_csv, to_object
@@ -188,14 +193,14 @@ def _run_side_by_side(
 
 
 def _recorder(
-    timeline: Path | None, window: str | None, scenario: Path, out: Path | None
+    timeline: Path | None, window: str | None, inputs: Sequence[Path], out: Path | None
 ) -> Recorder | None:
     """What takes the timeline down; raises InputError if it could not be written or the window is none."""
     if timeline is None:
         if window is not None:
             raise InputError("--timeline-window: there is no timeline; name its file with --timeline")
         return None
-    _check_file("--timeline", timeline, (".json", ".gz"), [scenario], out)
+    _check_file("--timeline", timeline, (".json", ".gz"), inputs, out)
     from sim.recorder import Recorder
 
     start, colon, end = (window or ":").partition(":")
@@ -208,10 +213,12 @@ def _recorder(
     return recorder
 
 
-def _cache(load: Path | None, save: Path | None, scenario: Path, out: Path | None) -> SavedCache | None:
+def _cache(
+    load: Path | None, save: Path | None, inputs: Sequence[Path], out: Path | None
+) -> SavedCache | None:
     """The cache to begin with; raises InputError if it cannot be read, or the one to save not written."""
     if save is not None:
-        _check_file("--save-cache", save, (".npz",), [scenario, *([load] if load else [])], out)
+        _check_file("--save-cache", save, (".npz",), [*inputs, *([load] if load else [])], out)
     if load is None:
         return None
     from sim.snapshot_file import read_cache

@@ -67,5 +67,6 @@ fullest_token_states = 65  # slots in the step with most of them
 fullest_reserved = 66
 fullest_internal = 67
 fullest_external = 68
+led = 69  # whether each call of the scheduler is asked for from outside, see sim/leader.py
 
-WIDTH = 69
+WIDTH = 70

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from sim.errors import InputError
 from sim.scenario import Scenario
-from workloads import AnyWorkload, Mix, SessionWorkload, Trace
+from workloads import AnyWorkload, Mix, Recording, SessionWorkload, Trace
 
 MOST_USERS = 1 << 20
 
@@ -71,7 +71,7 @@ def _rate_field(workload: AnyWorkload) -> str | None:
     """The field that is the workload's rate by itself; None where several numbers make its pace."""
     if isinstance(workload, SessionWorkload):
         return "session_rate"
-    if isinstance(workload, Mix):
+    if isinstance(workload, Mix | Recording):
         return None
     if isinstance(workload, Trace):
         if math.isfinite(workload.session_rate):
@@ -107,7 +107,7 @@ def _faster(workload: AnyWorkload, path: str, factor: float) -> Iterator[tuple[s
         yield f"{path}.{field}", getattr(workload, field) * factor
     if isinstance(workload, SessionWorkload):
         return
-    if isinstance(workload, Trace):
+    if isinstance(workload, Trace | Recording):
         if field is None:
             yield f"{path}.time_scale", workload.time_scale / factor
     elif workload.states is not None:

@@ -1,0 +1,113 @@
+"""`cost: recorded`: an engine that makes each step when the recorded one did, while it makes the same steps.
+
+As long as a step schedules as many tokens of the same requests as that of the recording, it begins
+as late after the one before, and lasts as long; after an idle time it begins as late after the
+arrival that ends it. From the first step on that is another, the engine runs by its cost alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.advance import GROW, IDLE, LIVELOCK, NOTIFY, advance, flatten, retime
+from sim.clock import Process
+from sim.columns import K, S, W
+from sim.core import Core
+from sim.recorded_steps import RecordedSteps
+from sim.request import Ints
+
+if TYPE_CHECKING:
+    from sim.engine import Engine
+
+
+class Leader:
+    """Leads one engine through the steps of a recording."""
+
+    def __init__(self, steps: RecordedSteps, rows: Ints) -> None:
+        """`rows`: the recording's number of each request of the run, in order of loading."""
+        self.steps = steps
+        self.rows = rows
+        self.num_steps = 0  # that the engine has made as recorded
+        self.parted: str | None = None  # where its steps become others, and how
+        self._paused = -1  # the last step before which the engine has paused
+
+    def lead(self, engine: Engine) -> Process:
+        """What the engine does, instead of `Engine.run`, which goes on where they part."""
+        clock = engine.clock
+        now = 0.0
+        engine.state.core.count[K.led] = 1
+        while self.parted is None:
+            core = engine.state.core
+            reason = advance(now, now, *flatten(core, engine.cost))
+            if reason == GROW:
+                engine.state.grow()
+                continue
+            if reason == LIVELOCK:
+                raise engine.livelock()
+            if core.count[K.num_steps] > self.num_steps:
+                self.follow(core, now)
+            engine.show()
+            if reason == NOTIFY:
+                engine.tell_watchers()
+                yield clock.wake_at(now, engine.replica)  # what they do at once comes before
+            elif reason == IDLE:
+                yield engine.sleep()
+                now = clock.now
+            begin = self.next_call(core, now)
+            if begin > now:
+                yield clock.wake_at(begin, engine.replica)
+                now = begin
+        engine.state.core.count[K.led] = 0
+        yield from engine.run(now)
+
+    def next_call(self, core: Core, now: float) -> float:
+        """When an engine whose last call was at `now` goes on, to end a step or to schedule one."""
+        count, step = core.count, self.num_steps
+        in_flight = int(count[K.steps_in_flight])
+        has_work = count[K.num_running] + count[K.num_waiting] + count[K.arrived] > count[K.taken_in]
+        end = float(core.clock[W.step_end + count[K.oldest_step]]) if in_flight > 0 else now
+        if not has_work or step == len(self.steps.number) or self._paused == step:
+            return end
+        if self.steps.updates_before[step] > step - in_flight:  # the oldest ends before
+            return end
+        self._paused = step
+        return now + float(self.steps.pause[step])
+
+    def follow(self, core: Core, now: float) -> None:
+        """A step has begun at `now`: let it last as long as the recorded one, if it is the same."""
+        count, step = core.count, self.num_steps
+        in_flight, oldest = int(count[K.steps_in_flight]), int(count[K.oldest_step])
+        row = oldest if in_flight == 1 else 1 - oldest
+        self.parted = self.difference(core, row)
+        if self.parted is None:
+            before = float(core.clock[W.step_end + oldest]) if in_flight == 2 else now
+            retime(core, row, max(now + float(self.steps.duration[step]), before))
+            self.num_steps += 1
+
+    def difference(self, core: Core, row: int) -> str | None:
+        """What the step in a row of `steps` does and the recorded one does not; None if they are the same."""
+        step = self.num_steps
+        if step == len(self.steps.number):
+            return f"the recording ends after {step} steps that schedule something"
+        size = int(core.count[K.step_size + row])
+        ids, tokens = core.steps[S.request_id, row, :size], core.steps[S.tokens, row, :size]
+        here = dict(zip(self.rows[ids].tolist(), tokens.tolist(), strict=True))
+        there = self.steps.decisions(step)
+        request = next((one for one in [*there, *here] if here.get(one) != there.get(one)), None)
+        if request is None:
+            return None
+        return (
+            f"step {self.steps.number[step]} of the recording schedules {_tokens(there, request)} of request "
+            f"{request}, and the simulation {_tokens(here, request)}"
+        )
+
+    def notes(self) -> list[str]:
+        """A warning where the run has parted from the recording."""
+        if self.parted is None:
+            return []
+        return [f"cost: recorded: {self.parted}; from there on a fit of its steps times them"]
+
+
+def _tokens(scheduled: dict[int, int], request: int) -> str:
+    tokens = scheduled.get(request, 0)
+    return f"{tokens or 'no'} token{'' if tokens == 1 else 's'}"

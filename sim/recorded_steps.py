@@ -1,0 +1,96 @@
+"""The steps of a recording: what each scheduled, when the engine made it, and how long it took.
+
+Only steps that scheduled something count. Of the others, with which an engine tells its worker of
+ended requests, a request that comes meanwhile notices no more than a longer pause before its own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.recording import Add, RecordingWarning, Schedule, Update, calls
+from sim.recording.lines import OutputLine
+from sim.request import Floats, Ints
+
+
+class RecordedSteps(NamedTuple):
+    """Columns by step, in order; times in seconds."""
+
+    number: Ints  # in the recording, empty steps counted
+    pause: Floats  # before its schedule(): since the engine had work, and had ended its last call
+    duration: Floats  # from the start of its schedule() to the end of its update_from_output()
+    updates_before: Ints  # how many of these steps were updated before this was scheduled
+    first: Ints  # n + 1 starts into the two below
+    row: Ints  # requests that it scheduled, by number
+    tokens: Ints  # of each
+
+    def decisions(self, step: int) -> dict[int, int]:
+        """The tokens that a step scheduled, by request."""
+        held = slice(self.first[step], self.first[step + 1])
+        return dict(zip(self.row[held].tolist(), self.tokens[held].tolist(), strict=True))
+
+
+def recorded_steps(path: Path | str) -> RecordedSteps:
+    """Read the steps of a recording; InputError if it is none. One that was never updated is left out."""
+    taken = _Calls()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordingWarning)  # whoever reads the requests has told
+        for call in calls(path):
+            taken.take(call)
+    return taken.columns()
+
+
+class _Calls:
+    """The calls so far; times in whole microseconds."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int, int, int]] = []  # number, pause, start, updates before
+        self.ends: dict[int, int] = {}  # by number
+        self.in_flight: set[int] = set()
+        self.counts: list[int] = []
+        self.scheduled: list[tuple[int, int]] = []
+        self.live = 0  # requests added and not ended
+        self.new = 0  # those of them that no step has met
+        self.came = 0  # when the first of these was there
+        self.last: int | None = None  # when the last call ended, or the last step was scheduled
+
+    def take(self, call: object) -> None:
+        """Note one call of the scheduler."""
+        match call:
+            case Add():
+                if self.new == 0:
+                    self.came = call.line.t if call.line.inq is None else call.line.inq
+                self.new += 1
+                self.live += 1
+            case Schedule() if call.scheduled:
+                self._schedule(call)
+            case Update() if call.step in self.in_flight:
+                self.in_flight.remove(call.step)
+                self.ends[call.step] = self.last = call.t[1]
+            case OutputLine():
+                self.live -= 1
+
+    def _schedule(self, call: Schedule) -> None:
+        start = call.t[0]
+        since = self.came if self.last is None else self.last
+        if self.live == self.new:  # it was idle before these came
+            since = max(since, self.came)
+        self.steps.append((call.step, start - since, start, len(self.ends)))
+        self.counts.append(len(call.scheduled))
+        self.scheduled.extend((row, tokens) for row, tokens, _ in call.scheduled)
+        self.in_flight.add(call.step)
+        self.last = start
+        self.new = 0
+
+    def columns(self) -> RecordedSteps:
+        """What has been noted, up to the first step without an end."""
+        n = next((i for i, (number, *_) in enumerate(self.steps) if number not in self.ends), len(self.steps))
+        number, pause, start, updates_before = np.array(self.steps[:n], np.int64).reshape(n, 4).T
+        end = np.array([self.ends[one] for one in number.tolist()], np.int64)
+        first = np.concatenate([[0], np.cumsum(np.array(self.counts[:n], np.int64))])
+        row, tokens = np.array(self.scheduled[: first[-1]], np.int64).reshape(-1, 2).T
+        return RecordedSteps(number, pause / 1e6, (end - start) / 1e6, updates_before, first, row, tokens)
