@@ -7,7 +7,8 @@ path of this machine but those that the scenario gives, so equal runs give equal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
 import numpy as np
@@ -18,6 +19,9 @@ from sim.metrics import HIT_RATE_DEFINITION
 from sim.report import FATE_MEANINGS, HEADINGS, OF_REPLICAS, PART_NAMES, VERDICTS
 from sim.scenario_file import to_yaml
 from sim.simulation import Result
+
+if TYPE_CHECKING:
+    from sim.against.beside import Comparison
 
 INCHES = (5.0, 3.3)  # of a figure: about the width of a phone, so that its text keeps its size
 SHOWN_ROWS = 100  # of a table by tenant
@@ -43,8 +47,11 @@ class Table(NamedTuple):
     note: str = ""
 
 
-def to_html(result: Result) -> str:
-    """The page. Reads the records of `result`, which must not be discarded yet; modifies nothing."""
+def to_html(result: Result, comparison: Comparison | None = None) -> str:
+    """The page, with a recording beside the run where there is a comparison.
+
+    Reads the records of `result`, which must not be discarded yet; modifies nothing.
+    """
     loader = jinja2.PackageLoader("sim", "templates")
     options: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
     pages = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
@@ -55,10 +62,24 @@ def to_html(result: Result) -> str:
         verdict=VERDICTS[summary["saturation"]],
         cards=_cards(summary),
         figures=list(_figures(result)),
+        against=_against(comparison) if comparison is not None else None,
         tables=[table for table in _tables(summary) if table.rows],
         scenario=to_yaml(result.resolved.scenario),
         pool=_pool(result),
     )
+
+
+def _against(comparison: Comparison) -> dict[str, Any]:
+    """The section of the recording: its figures as SVG elements, its table, and what else there is to say."""
+    from sim.against.figures import draws
+    from sim.against.tables import remarks, rows
+
+    return {
+        "recording": Path(comparison.summary["recording"]).name,
+        "figures": [plots.svg(draw, INCHES, name) for name, draw in draws(comparison).items()],
+        "rows": [list(row) for row in rows(comparison.summary)],
+        "remarks": list(remarks(comparison.summary)),
+    }
 
 
 def _cards(s: dict[str, Any]) -> list[tuple[str, str]]:

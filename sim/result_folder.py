@@ -17,12 +17,13 @@ from sim.errors import InputError
 from sim.report import to_json
 
 if TYPE_CHECKING:
+    from sim.against.beside import Comparison
     from sim.simulation import Result
 
 DAY = 24 * 3600.0  # seconds
 RESULT_FILES = frozenset(
     {"summary.json", "requests.parquet", "timeseries.parquet", "scenario.yaml", "run.png"}
-)
+) | {"against.csv", "against.png"}
 MRC_FILES = frozenset({"mrc.json", "mrc.csv", "mrc.png", "timed.csv", "scenario.yaml"})
 COMPARE_FILES = frozenset({"compare.csv", "compare.png"})  # and a folder of RESULT_FILES for each value
 PLAN_FILES = frozenset({"plan.csv", "plan.json"})  # and winner*.yaml
@@ -102,8 +103,11 @@ def _replace(partial: Path, out: Path) -> None:
     shutil.rmtree(former, ignore_errors=True)
 
 
-def write(result: Result, folder: Path) -> None:
-    """Write summary.json, scenario.yaml, timeseries.parquet and run.png beside the run's requests.parquet."""
+def write(result: Result, folder: Path, comparison: Comparison | None = None) -> None:
+    """Write summary.json, scenario.yaml, timeseries.parquet and run.png beside the run's requests.parquet.
+
+    With a comparison, against.csv and against.png too.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -114,6 +118,12 @@ def write(result: Result, folder: Path) -> None:
     (folder / "scenario.yaml").write_text(to_yaml(result.resolved.scenario), encoding="utf-8")
     pq.write_table(pa.table(result.timeseries), folder / "timeseries.parquet", compression="zstd")
     run_figure(result, folder / "run.png")
+    if comparison is not None:
+        from sim.against.figures import against_figure
+        from sim.against.tables import to_csv
+
+        (folder / "against.csv").write_text(to_csv(comparison), encoding="utf-8")
+        against_figure(comparison, folder / "against.png")
 
 
 def _reason(error: OSError) -> str:

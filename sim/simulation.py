@@ -28,10 +28,10 @@ from workloads.trace_rows import LATEST
 if TYPE_CHECKING:
     from sim.cache_kinds import CacheKind
     from sim.core import Core, EngineConfig
-    from sim.recorder import Recorder
     from sim.replicas import Cluster
     from sim.totals import Totals
     from sim.warm_start import SavedCache
+    from sim.watcher import Watcher
 
 NAMED = 10  # refused requests that a warning names
 
@@ -77,14 +77,14 @@ def run(
     *,
     progress: Callable[[int, float], None] | None = None,
     folder: Path | None = None,
-    recorder: Recorder | None = None,
+    watcher: Watcher | None = None,
     cache: SavedCache | None = None,
     save_cache: bool = False,
 ) -> Result:
     """Simulate; records go to `folder`/requests.parquet if there is a folder.
 
-    progress(requests done, simulated seconds) is called now and then; `recorder` takes down its part
-    of the run, see sim/recorder.py. The run begins with `cache`; with `save_cache`, so can another
+    progress(requests done, simulated seconds) is called now and then; `watcher` looks at the engine
+    between its steps, see sim/watcher.py. The run begins with `cache`; with `save_cache`, so can another
     with what it leaves: then memory grows with the number of requests, whose own content is remembered.
     Raises InputError if no request can run or `cache` is not for this scenario, WorkloadError for bad
     data in the workload's files.
@@ -119,8 +119,8 @@ def run(
     kind, assumed_of_cache = equipped(resolved, seed)
     leader = leader_of(scenario)
     stops: dict[str, Any] = {}
-    if recorder is not None:
-        stops = {"horizon": recorder.horizon, "observe": recorder.observe}
+    if watcher is not None:
+        stops = {"horizon": watcher.horizon, "observe": watcher.observe}
     told: list[str] = []
     kept: SavedCache | None = None
 

@@ -17,7 +17,9 @@ from sim.errors import InputError
 from sim.out_file import check_out, replace_text
 
 if TYPE_CHECKING:
+    from sim.against.beside import Beside, Comparison
     from sim.recorder import Recorder
+    from sim.scenario import Scenario
     from sim.simulation import Result
     from sim.warm_start import SavedCache
 
@@ -62,6 +64,10 @@ def run(
         Path | None,
         typer.Option(metavar="FILE.npz", help="Begin with a prefix cache that another run has left."),
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Hold the run beside the recording of a real one."),
+    ] = None,
     what_if: Annotated[
         bool,
         typer.Option("--what-if", help="Run again with twice the pool, half the block, and without caching."),
@@ -73,8 +79,10 @@ def run(
         if scenario is None and not any(text.startswith("workload") for text in overrides or ()):
             raise InputError("run: give a scenario in YAML, or name a workload with --set workload.kind=…")
         if compare is not None:
-            if what_if or any(given is not None for given in (timeline, timeline_window, report)):
-                raise InputError("--timeline, --report and --what-if are of one run; leave out --compare")
+            if what_if or any(given is not None for given in (timeline, timeline_window, report, against)):
+                raise InputError(
+                    "--timeline, --report, --against and --what-if are of one run; leave out --compare"
+                )
             if save_cache is not None or load_cache is not None:
                 raise InputError("--save-cache and --load-cache are of one run; leave them out, or --compare")
             _run_side_by_side(scenario, overrides or (), compare, out, output)
@@ -93,7 +101,9 @@ def run(
                 f"--timeline shows one engine, and cluster.replicas is {loaded.cluster.replicas}; set it to 1"
             )
         cache = _cache(load_cache, save_cache, inputs, out)
+        beside = _beside(against, loaded)
         from sim.simulation import run as simulate  # with numba: bad input is told before it
+        from sim.watcher import together
 
         with result_folder(out) if out is not None else contextlib.nullcontext() as folder:
             announce_compilation()
@@ -102,7 +112,7 @@ def run(
                     loaded,
                     progress=progress,
                     folder=folder,
-                    recorder=recorder,
+                    watcher=together(recorder, beside.decisions if beside is not None else None),
                     cache=cache,
                     save_cache=save_cache is not None,
                 )
@@ -110,9 +120,10 @@ def run(
                 from sim.what_if import answers
 
                 result.summary["what_if"] = answers(result, progress_bar, cache)
+            comparison = beside.compare(result) if beside is not None else None
             if folder is not None:
-                write(result, folder)
-            page = _page(result) if report is not None else ""
+                write(result, folder, comparison)
+            page = _page(result, comparison) if report is not None else ""
             result.records.discard()
         if out is not None:
             say(f"written: {', '.join(sorted(path.name for path in out.iterdir()))} in {out}")
@@ -140,6 +151,10 @@ def run(
             from rich.console import Console
 
             show(result, Console())
+            if comparison is not None:
+                from sim.against.tables import lines as against_lines
+
+                print_lines(against_lines(comparison.summary), Console())
             if what_if:
                 from sim.what_if import lines
 
@@ -235,7 +250,16 @@ def _check_file(
     check_out(path, option=option, inputs=inputs, endings=endings)
 
 
-def _page(result: Result) -> str:
+def _beside(against: Path | None, scenario: Scenario) -> Beside | None:
+    """The recording to hold the run beside; raises InputError if it is none or not of such a run."""
+    if against is None:
+        return None
+    from sim.against.beside import Beside
+
+    return Beside(against, scenario)
+
+
+def _page(result: Result, comparison: Comparison | None) -> str:
     from sim.html_report import to_html  # with jinja2 and matplotlib: only a run that needs them waits
 
-    return to_html(result)
+    return to_html(result, comparison)
