@@ -25,8 +25,6 @@ from sim.recording import Header, Requests, Steps, read_header, read_requests, r
 from sim.request import Batch, make_batch
 from sim.simulate import simulate
 
-pytest.importorskip("scipy")
-
 Floats = npt.NDArray[np.float64]
 
 MEASURED = Path(__file__).parent / "measured"

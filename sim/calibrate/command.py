@@ -70,7 +70,6 @@ def fit_to_recording(
     recording: Path, *, gpu: str | None, model: str | None, weights: Dtype
 ) -> Fitted:
     """Fit whole steps to what the vLLM recorder wrote. Raises InputError, one line."""
-    require_scipy("calibrate")
     from sim.calibrate.from_recording import fit_recording
 
     return fit_recording(recording, gpu=gpu, model=model, weights=weights, date=today())

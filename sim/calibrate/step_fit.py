@@ -49,7 +49,7 @@ class StepFit(NamedTuple):
 
 
 def fit_steps(steps: Steps, times_us: Floats) -> StepFit:
-    """Choose the terms by the held-out errors, then fit them to all steps. Needs scipy.
+    """Choose the terms by the held-out errors, then fit them to all steps.
 
     times_us: microseconds that each of `steps` took. Modifies nothing.
     """
@@ -81,8 +81,6 @@ def fit_steps(steps: Steps, times_us: Floats) -> StepFit:
 
 def robust_fit(terms: Floats, times: Floats) -> Floats:
     """Coefficients of the terms' columns, 0 or more, that Huber's loss finds, scaled to the whole time."""
-    from scipy.optimize import nnls
-
     size = terms.max(axis=0)
     size[size == 0] = 1.0
     scaled = terms / size
@@ -90,16 +88,29 @@ def robust_fit(terms: Floats, times: Floats) -> Floats:
     found = np.zeros(terms.shape[1])
     for _ in range(ROUNDS):
         former = found
-        orthogonal, triangle = np.linalg.qr(scaled * weights[:, None])  # as many rows as terms: nnls is cubic
-        found = nnls(triangle, orthogonal.T @ (times * weights))[0]
+        found = least_squares(scaled * weights[:, None], times * weights)
         late = np.abs(times - scaled @ found)
         weights = np.sqrt(1.0 / np.maximum(1.0, late / (EDGE * spread(late))))
-        if np.allclose(found, former, rtol=1e-9, atol=0.0):
+        if np.allclose(found, former, rtol=1e-6, atol=0.0):
             break
     fitted = scaled @ found
     most = fitted + STALL * spread(times - fitted)
     result: Floats = found / size * (np.minimum(times, most).sum() / fitted.sum())
     return result
+
+
+def least_squares(terms: Floats, times: Floats) -> Floats:
+    """Coefficients of 0 or more: as long as one is below, the lowest is left out."""
+    found = np.zeros(terms.shape[1])
+    kept = np.arange(terms.shape[1])
+    products, sums = np.einsum("ij,ik->jk", terms, terms), np.einsum("ij,i->j", terms, times)
+    while len(kept):
+        solution = np.linalg.lstsq(products[np.ix_(kept, kept)], sums[kept])[0]
+        if (solution >= 0).all():
+            found[kept] = solution
+            break
+        kept = np.delete(kept, solution.argmin())
+    return found
 
 
 def errors_of(terms: Floats, times: Floats) -> dict[str, tuple[FitError, FitError]]:

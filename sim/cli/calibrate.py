@@ -67,7 +67,7 @@ def calibrate(
 ) -> None:
     """Fit the time of a step to measured kernels; print held-out errors, write a calibration file.
 
-    Needs scipy: pip install 'prefixsim\\[calibrate]'.
+    Kernels and --from-run need scipy: pip install 'prefixsim\\[calibrate]'.
     """
     with one_line_errors():
         about = {"--tp": tp, "--weights": weights, "--kv": kv or None, "--assume-kappa": assume_kappa or None}
