@@ -2,54 +2,65 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from sim.cost import StepCost, linear_cost
-from sim.leader import Leader
+from sim.calibration import WholeStepCalibration
+from sim.front_end import FrontEnd
 from sim.recorded_server import RECORDED
-from sim.recorded_steps import recorded_steps
-from sim.recording import RecordingWarning, read_steps
 from sim.scenario import Scenario
 from workloads import Recording
 
+if TYPE_CHECKING:
+    from sim.calibrate.from_recording import Fitted
+    from sim.leader import Leader
+
 
 def leader_of(scenario: Scenario) -> Leader | None:
-    """What leads the engine through the recorded steps; None where the scenario asks for none.
+    """What leads the engine through the recorded steps; None where the scenario asks for no such thing.
 
-    A cluster's engines have none either: the recording is of one.
+    The engines of a cluster have none: the recording is of one.
     """
-    workload = scenario.workload
     if scenario.cost != RECORDED or scenario.cluster.replicas > 1:
         return None
-    assert isinstance(workload, Recording)
-    return Leader(recorded_steps(workload.path), workload.order())
+    from sim.leader import Leader
+    from sim.recorded_steps import recorded_steps
+
+    assert isinstance(scenario.workload, Recording)
+    return Leader(recorded_steps(scenario.workload.path), scenario.workload.order())
 
 
-def fitted_cost(path: str, max_num_batched_tokens: int) -> StepCost:
-    """Least squares of the recorded durations over tokens, KV lengths, sequences and attended pairs.
+def fit_of(scenario: Scenario) -> tuple[WholeStepCalibration, str, list[str]]:
+    """The calibration for steps that are not recorded, the name to report, and warnings.
 
-    A step lasts until the next one begins where it has no pause before it.
+    Requests arrive in the engine's queue, where the recording has them, so no front end takes time.
+    Raises InputError for what is no recording, and where the extra [calibrate] is not installed.
     """
+    assert isinstance(scenario.workload, Recording)
+    path = scenario.workload.path
+    status = os.stat(path)
+    fitted = _fitted(path, status.st_size, status.st_mtime_ns)
+    told = list(fitted.warnings)
+    if scenario.cluster.replicas > 1:
+        told.append(
+            f"cost: {RECORDED}: the recording is of one engine: with {scenario.cluster.replicas} replicas "
+            "all step times are those of a fit of its steps"
+        )
+    at_the_queue = {"front_end": FrontEnd(hash_us_per_block={})}
+    return fitted.calibration.model_copy(update=at_the_queue), f"{RECORDED}: the steps of {path}", told
+
+
+@functools.lru_cache(maxsize=1)
+def _fitted(path: str, size: int, modified: int) -> Fitted:
+    from sim.calibrate import require_scipy
+
+    require_scipy(f"cost: {RECORDED}")
+    from sim.calibrate.from_recording import fit_recording
+    from sim.recording import RecordingWarning
+
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecordingWarning)
-        steps = read_steps(path)
-    busy = steps.num_tokens > 0
-    following = np.append(steps.schedule_start[1:], np.nan)
-    goes_on = steps.running + steps.waiting > steps.num_ended
-    last = np.where(goes_on & ~np.isnan(following), following, steps.update_end)
-    sums = (np.ones(len(busy)), steps.num_tokens, steps.sum_kv, steps.num_seqs, steps.pairs)
-    table = np.stack(sums, axis=1)[busy].astype(np.float64)
-    seconds = (last - steps.schedule_start)[busy]
-    base, token, kv, seq, pair = np.linalg.lstsq(table, seconds)[0].tolist()
-    cost = linear_cost(
-        base,
-        token,
-        decode_context_s=kv + pair,  # a decode over k tokens attends to k keys
-        seq_s=seq,
-        max_num_batched_tokens=max_num_batched_tokens,
-    )
-    # a prefill of q tokens over c: c + q tokens of KV, q*c + q*q/2 + q/2 pairs
-    kv_us, pair_us = kv * 1e6, pair * 1e6
-    return cost._replace(a1=kv_us + pair_us / 2, a2=pair_us, a2_context=pair_us, a3=kv_us)
+        warnings.simplefilter("ignore", RecordingWarning)  # whoever reads the requests tells
+        return fit_recording(Path(path), date="")

@@ -11,7 +11,6 @@ from sim.hardware import DTYPE_BYTES, Dtype, GpuSpec, ModelSpec, is_known, load_
 from sim.recorded_server import RECORDED
 from sim.roofline import has_rates, roofline
 from sim.scenario import ROOFLINE, TABLE, Scenario, WholeStep
-from workloads import Recording
 
 
 class StepTime(NamedTuple):
@@ -47,8 +46,6 @@ def step_time(scenario: Scenario, model: ModelSpec | None, weights: Dtype) -> St
             max_num_batched_tokens=engine.max_num_batched_tokens,
         )
         return StepTime(cost, "whole_step, given in the scenario", kv_dtype, [], {}, [])
-    if scenario.cost == RECORDED:
-        return _of_a_recording(scenario, kv_dtype)
     warnings: list[str] = []
     if scenario.cost == TABLE:
         assert model is not None
@@ -74,16 +71,6 @@ def step_time(scenario: Scenario, model: ModelSpec | None, weights: Dtype) -> St
         assumed.append("hashing takes as long as on the core where sim/hash_times.yaml was measured")
     errors = {component: error for component, error in calibration.errors.items() if _of(component, timed_kv)}
     return StepTime(cost, name, kv_dtype, assumed, errors, warnings)
-
-
-def _of_a_recording(scenario: Scenario, kv_dtype: Dtype) -> StepTime:
-    """The fit of a recording's steps, for those that are not in it."""
-    from sim.recorded_cost import fitted_cost
-
-    assert isinstance(scenario.workload, Recording)
-    path = scenario.workload.path
-    cost = fitted_cost(path, scenario.engine.max_num_batched_tokens)
-    return StepTime(cost, f"{RECORDED}: the steps of {path}", kv_dtype, [], {}, [])
 
 
 def _of(component: str, kv_dtype: Dtype) -> bool:
@@ -116,6 +103,10 @@ def _calibration(
     scenario: Scenario, model: ModelSpec | None, weights: Dtype
 ) -> tuple[Calibration, str, list[str]]:
     """The calibration that the scenario names or implies, the name to report, and warnings."""
+    if scenario.cost == RECORDED:
+        from sim.recorded_cost import fit_of
+
+        return fit_of(scenario)
     tp = scenario.engine.tensor_parallel_size
     gpu = load_gpu(scenario.gpu) if needs_model(scenario) or is_known("gpus", scenario.gpu) else None
     asked = (gpu.name if gpu else scenario.gpu, model.name if model else scenario.model, tp, weights)
