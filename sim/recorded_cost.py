@@ -37,7 +37,7 @@ def fit_of(scenario: Scenario) -> tuple[WholeStepCalibration, str, list[str]]:
     """The calibration for steps that are not recorded, the name to report, and warnings.
 
     Requests arrive in the engine's queue, where the recording has them, so no front end takes time.
-    Raises InputError for what is no recording, and where the extra [calibrate] is not installed.
+    Raises InputError for what is no recording.
     """
     assert isinstance(scenario.workload, Recording)
     path = scenario.workload.path
@@ -55,9 +55,6 @@ def fit_of(scenario: Scenario) -> tuple[WholeStepCalibration, str, list[str]]:
 
 @functools.lru_cache(maxsize=1)
 def _fitted(path: str, size: int, modified: int) -> Fitted:
-    from sim.calibrate import require_scipy
-
-    require_scipy(f"cost: {RECORDED}")
     from sim.calibrate.from_recording import fit_recording
     from sim.recording import RecordingWarning
 
