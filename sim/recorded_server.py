@@ -31,8 +31,8 @@ def filled_in(data: Mapping[str, Any]) -> Mapping[str, Any]:
     header = read_header(path)
     return {
         "name": Path(path).name.partition(".")[0],
-        "model": _model(header),
-        "gpu": header.device or "recorded server",
+        "model": model_name(header),
+        "gpu": device_name(header),
         "cost": RECORDED,
         **{field: value for field, value in data.items() if value is not None or field != "cost"},
         "engine": {**engine_fields(header), **given},
@@ -90,7 +90,12 @@ def _path(workload: Any) -> str | None:
     return path if kind == KIND and isinstance(path, str) else None
 
 
-def _model(header: Header) -> str:
+def device_name(header: Header) -> str:
+    """What the server ran on."""
+    return header.device or "recorded server"
+
+
+def model_name(header: Header) -> str:
     """A model's name: of a path or a name on a hub its end, of a configuration its type."""
     model = header.model
     name = model.get("model_type") if isinstance(model, Mapping) else model

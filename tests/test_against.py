@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from simulation import engine, in_order, linear, prompts
+from typer.testing import CliRunner
 
 from sim.against.decisions import Decisions
 from sim.against.sides import measured_curves, measured_side, read_recorded, simulated_curves
 from sim.blocks import FREE
+from sim.cli import app
 from sim.clock import Clock
 from sim.columns import K, W
 from sim.core import Core, EngineConfig
@@ -241,3 +245,120 @@ def test_an_idle_engine_holds_nothing(tmp_path: Path) -> None:
         at = np.searchsorted(curves.time, second)
         assert curves.running[at] == running and curves.waiting[at] == 0
         assert (curves.kv_cache_usage_perc[at] > 0) == (running > 0)
+
+
+def run(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, ["run", *map(str, arguments)])
+
+
+def of_recording(name: str, **fields: str) -> list[str]:
+    sets = {"workload.kind": "recording", "workload.path": str(MEASURED / f"{name}.json.gz")} | fields
+    return [part for field, value in sets.items() for part in ("--set", f"{field}={value}")]
+
+
+def test_a_recording_played_again_makes_the_same_decisions(tmp_path: Path) -> None:
+    out, page = tmp_path / "out", tmp_path / "page.html"
+    path = MEASURED / "shared_ample.json.gz"
+    result = run(*of_recording("shared_ample"), "--against", path, "--out", out, "--report", page)
+    assert result.exit_code == 0, result.output
+    assert "decisions are the same in all 2942 steps" in result.stdout
+    summary = json.loads((out / "summary.json").read_text())["against"]
+    assert summary["same_requests"] and summary["clock"] == "engine" and summary["first_difference"] is None
+    assert summary["requests_with_equal_hits"] == summary["measured"]["requests"] == 320
+    measured, simulated = summary["measured"], summary["simulated"]
+    assert measured["prefix_cache_hits"] == simulated["prefix_cache_hits"]
+    for name in ("mean_ttft_ms", "p99_ttft_ms", "mean_e2el_ms"):
+        assert simulated[name] == pytest.approx(measured[name], rel=0.002), name
+    rows = list(csv.DictReader((out / "against.csv").open()))
+    assert [int(row["request"]) for row in rows] == list(range(320))
+    mean = np.mean([float(row["measured_ttft_ms"]) for row in rows])
+    assert mean == pytest.approx(measured["mean_ttft_ms"], abs=1e-3)
+    assert all(row["measured_num_cached_tokens"] == row["simulated_num_cached_tokens"] for row in rows)
+    assert (out / "against.png").stat().st_size > 10_000
+    text = page.read_text()
+    assert "Beside the recording shared_ample.json.gz" in text and "in all 2942 steps." in text
+    again = run(*of_recording("shared_ample"), "--against", path, "--out", out)
+    assert again.exit_code == 0, "its own folder may be replaced"
+
+
+def test_a_fit_to_the_recording_parts_and_comes_close(tmp_path: Path) -> None:
+    path, fit = MEASURED / "overload_preempt.json.gz", tmp_path / "fit.yaml"
+    calibrated = CliRunner().invoke(app, ["calibrate", "--from-recording", str(path), "--out", str(fit)])
+    assert calibrated.exit_code == 0, calibrated.output
+    result = run(*of_recording("overload_preempt", cost=str(fit)), "--against", path, "--format", "json")
+    assert result.exit_code == 0, result.output
+    assert "step time is that of" not in result.stderr, "it is of this server"
+    summary = json.loads(result.stdout)["against"]
+    measured, simulated = summary["measured"], summary["simulated"]
+    assert summary["clock"] == "client" and measured["mean_ttft_ms"] == pytest.approx(8416.8, abs=0.1)
+    for name in ("mean_ttft_ms", "mean_e2el_ms", "mean_kv_cache_usage_perc", "mean_num_requests_waiting"):
+        assert simulated[name] == pytest.approx(measured[name], rel=0.03), name
+    assert simulated["prefix_cache_hit_rate"] == pytest.approx(measured["prefix_cache_hit_rate"], abs=0.005)
+    assert simulated["num_preemptions"] == pytest.approx(measured["num_preemptions"], rel=0.05)
+    assert summary["ttft_correlation"] > 0.999
+    parting = summary["first_difference"]
+    assert parting["step"] == summary["steps_alike"] == 25, "no step before it is empty"
+    why = r"the simulation scheduled r3, which the recording got \d+ ms later; its step began \d+ ms later"
+    assert re.fullmatch(why, parting["why"])
+    assert parting["recorded"] != parting["simulated"] and all(len(one) == 3 for one in parting["recorded"])
+
+
+def test_another_load_compares_distributions_only(tmp_path: Path) -> None:
+    out, path = tmp_path / "out", MEASURED / "shared_ample.json.gz"
+    other = of_recording("multi_turn", **{"workload.limit": "20"})
+    result = run(*other, "--against", path, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "the scenario's workload is not that recording" in result.stdout
+    summary = json.loads((out / "summary.json").read_text())["against"]
+    assert not summary["same_requests"] and "first_difference" not in summary
+    assert (summary["measured"]["requests"], summary["simulated"]["requests"]) == (320, 20)
+    rows = list(csv.DictReader((out / "against.csv").open()))
+    assert [row["percentile"] for row in rows] == [str(percent) for percent in range(101)]
+
+
+def test_the_turns_of_a_closed_loop_are_matched(tmp_path: Path) -> None:
+    """Sessions load their requests at once, so numbers are not in order of arrival."""
+    path, out = MEASURED / "multi_turn.json.gz", tmp_path / "out"
+    result = run(*of_recording("multi_turn", **{"workload.pace": "closed"}), "--against", path, "--out", out)
+    assert result.exit_code == 0, result.output
+    summary = json.loads((out / "summary.json").read_text())["against"]
+    assert summary["requests_with_equal_hits"] == 253 and summary["ttft_correlation"] > 0.99
+    requests = read_requests(path)
+    rows = list(csv.DictReader((out / "against.csv").open()))
+    assert [row["name"] for row in rows] == requests.name
+    assert [int(row["prompt_len"]) for row in rows] == requests.prompt_len.tolist()
+
+
+def test_with_a_timeline_both_look_on(tmp_path: Path) -> None:
+    path, timeline = MEASURED / "shared_ample.json.gz", tmp_path / "timeline.json"
+    limited = of_recording("shared_ample", **{"workload.limit": "12"})
+    result = run(*limited, "--against", path, "--timeline", timeline, "--format", "json")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert summary["against"]["measured"]["requests"] == 12
+    why = summary["against"]["first_difference"]["why"]
+    assert why.startswith("the recording scheduled r12, which is not in the simulation's load")
+    names = [event["name"] for event in json.loads(timeline.read_text())["traceEvents"]]
+    assert sum("decode" in name or "prefill" in name for name in names) > summary["num_steps"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--compare", "engine.block_size=32,64"], "leave out --compare"),
+        (["--set", "cluster.replicas=2"], "--against"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(arguments: list[str], words: str) -> None:
+    path = MEASURED / "shared_ample.json.gz"
+    result = run(*of_recording("shared_ample", cost="{base_us: 1000}"), "--against", path, *arguments)
+    assert result.exit_code == 2 and words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_file_that_is_no_recording_is_told_before_the_run(tmp_path: Path) -> None:
+    scenario = str(Path(__file__).parent.parent / "scenarios" / "fourteen_tokens.yaml")
+    for file in (tmp_path / "none.json", Path(scenario)):
+        result = run(scenario, "--against", file, "--out", tmp_path / "out")
+        assert result.exit_code == 2 and str(file) in result.stderr, result.output
+        assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "out").exists()

@@ -13,6 +13,7 @@ import pytest
 from simulation import in_order
 from typer.testing import CliRunner
 
+from sim.calibrate.command import default_name
 from sim.calibrate.contention import contention
 from sim.calibrate.from_recording import client_times, fit_recording, step_times, usual_mean
 from sim.calibrate.step_fit import TERMS, fit_steps, robust_fit
@@ -327,7 +328,9 @@ def test_names_of_gpu_and_model(tmp_path: Path) -> None:
     path = recording("shared_ample")
     given = fit_recording(path, gpu="h100-sxm", model="llama-3.1-8b", date="2026-11-30").calibration
     assert given.name == "h100-sxm/llama-3.1-8b_tp1_bf16"
-    assert fitted("shared_ample").model == "llamaforcausallm"
+    own = fitted("shared_ample")
+    assert (own.gpu, own.model) == ("recorded server", "llama")
+    assert default_name(own, path).name == "recorded-server_llama_tp1_bf16_shared_ample.yaml"
 
 
 def test_a_recording_that_is_too_short(tmp_path: Path) -> None:

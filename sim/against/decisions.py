@@ -132,6 +132,8 @@ class Decisions:
 
     def _in_simulation(self, core: Core, row: int, now: float) -> str:
         """What the run has done with a request that it did not schedule."""
+        if row not in self.order:
+            return "is not in the simulation's load"
         slot = self._slot(core, row)
         due = float(self.requests.queued_time[row]) + self.shift
         ready = float(core.times[T.ready_time, slot]) if slot is not None else np.nan

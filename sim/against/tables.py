@@ -40,10 +40,10 @@ def rows(against: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     for key, (label, scale) in ROWS.items():
         measured, simulated = (scale * against[side][key] for side in ("measured", "simulated"))
         digits = 0 if isinstance(against["measured"][key], int) else 2
-        if scale != 1.0:
-            difference = f"{simulated - measured:+.2f} points"
-        else:
+        if key.endswith("_ms"):
             difference = f"{100 * (simulated / measured - 1):+.1f} %" if measured else "-"
+        else:
+            difference = f"{simulated - measured:+,.{digits}f}" + (" points" if scale != 1.0 else "")
         yield label, f"{measured:,.{digits}f}", f"{simulated:,.{digits}f}", difference
 
 

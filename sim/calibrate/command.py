@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 def default_name(calibration: Calibration, source: Path | None) -> Path:
     """Where a calibration goes if nobody says: a file here, of its name and its source's."""
     suffix = f"_{source.name.split('.')[0]}" if source else ""
-    return Path(calibration.name.replace("/", "_") + suffix + ".yaml")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", calibration.name.replace("/", "_"))
+    return Path(name + suffix + ".yaml")
 
 
 def today() -> str:

@@ -7,7 +7,6 @@ end of the update before where that is later: so steps add up to the time that t
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from sim.calibration import Domain, Provenance, Table, WholeStepCalibration
 from sim.errors import InputError
 from sim.front_end import FrontEnd
 from sim.hardware import Dtype
+from sim.recorded_server import device_name, model_name
 from sim.recording import Header, Requests, Steps, read_header, read_requests, read_steps
 
 Floats = npt.NDArray[np.float64]
@@ -65,7 +65,7 @@ def fit_recording(
     effective = header.effective
     calibration = WholeStepCalibration(
         form="whole_step",
-        gpu=gpu or slug(header.device, "recorded-device"),
+        gpu=gpu or device_name(header),
         model=model or model_name(header),
         tp=effective.tensor_parallel_size,
         weights=weights,
@@ -118,19 +118,6 @@ def usual_mean(values: Floats) -> float:
         return 0.0
     middle = float(np.median(values))
     return float(np.minimum(values, middle + STALL * spread(values - middle)).mean())
-
-
-def slug(text: str, otherwise: str) -> str:
-    """A word for a file's name."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:60] or otherwise
-
-
-def model_name(header: Header) -> str:
-    """The last part of the model's name or, of a mere configuration, its architecture."""
-    model = header.model
-    if isinstance(model, dict):
-        model = (model.get("architectures") or [""])[0]
-    return slug(str(model or "").rstrip("/").rpartition("/")[2], "recorded-model")
 
 
 def _domain(steps: Steps) -> Domain:
