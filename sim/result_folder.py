@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 DAY = 24 * 3600.0  # seconds
 RESULT_FILES = frozenset(
     {"summary.json", "requests.parquet", "timeseries.parquet", "scenario.yaml", "run.png"}
-) | {"against.csv", "against.png"}
+)
+AGAINST_FILES = frozenset({"against.csv", "against.png"})  # beside them, of a run held beside a recording
 MRC_FILES = frozenset({"mrc.json", "mrc.csv", "mrc.png", "timed.csv", "scenario.yaml"})
 COMPARE_FILES = frozenset({"compare.csv", "compare.png"})  # and a folder of RESULT_FILES for each value
 PLAN_FILES = frozenset({"plan.csv", "plan.json"})  # and winner*.yaml
@@ -64,7 +65,7 @@ def _refuse_foreign(out: Path) -> None:
         raise InputError(f"--out {out}: there is a file of that name; give a folder") from None
     except OSError as error:
         raise InputError(f"--out {out}: cannot be read: {_reason(error)}") from None
-    allowed = RESULT_FILES
+    allowed = RESULT_FILES | AGAINST_FILES
     if "mrc.json" in names:
         allowed = MRC_FILES
     if "compare.csv" in names:
