@@ -78,7 +78,7 @@ def _against(comparison: Comparison) -> dict[str, Any]:
         "recording": Path(comparison.summary["recording"]).name,
         "figures": [plots.svg(draw, INCHES, name) for name, draw in draws(comparison).items()],
         "rows": [list(row) for row in rows(comparison.summary)],
-        "remarks": list(remarks(comparison.summary)),
+        "remarks": [*remarks(comparison.summary), *comparison.summary["warnings"]],
     }
 
 

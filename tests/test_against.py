@@ -23,7 +23,7 @@ from sim.clock import Clock
 from sim.columns import K, W
 from sim.core import Core, EngineConfig
 from sim.cost import StepCost
-from sim.recording import read_requests, read_steps
+from sim.recording import RecordingWarning, read_requests, read_steps
 from sim.request import Batch
 from sim.simulate import simulate
 from sim.timeseries import time_series
@@ -35,6 +35,7 @@ SPLIT = "r0 got 64 tokens over 0 computed ones in the recording, 32 over 0 in th
 Floats = npt.NDArray[np.float64]
 
 MEASURED = Path(__file__).parent / "measured"
+RECORDINGS = Path(__file__).parent / "recordings"
 CONFIG = engine(
     block_size=32, num_gpu_blocks=60, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=900
 )
@@ -362,3 +363,33 @@ def test_a_file_that_is_no_recording_is_told_before_the_run(tmp_path: Path) -> N
         result = run(scenario, "--against", file, "--out", tmp_path / "out")
         assert result.exit_code == 2 and str(file) in result.stderr, result.output
         assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+def test_a_cut_off_recording_is_told_once(tmp_path: Path) -> None:
+    lines = gzip.decompress((RECORDINGS / "turns.jsonl.gz").read_bytes()).splitlines(keepends=True)
+    cut, out = tmp_path / "cut.jsonl", tmp_path / "out"
+    cut.write_bytes(b"".join(lines[: len(lines) * 2 // 3]))
+    sets = {"workload.kind": "recording", "workload.path": str(cut)}
+    arguments = [part for field, value in sets.items() for part in ("--set", f"{field}={value}")]
+    result = run(*arguments, "--against", cut, "--out", out)
+    assert result.exit_code == 0, result.output
+    summary = json.loads((out / "summary.json").read_text())["against"]
+    (told,) = summary["warnings"]
+    assert str(cut) in told and "steps" in told
+    assert summary["steps_alike"] == np.count_nonzero(read_recorded_quietly(cut).num_tokens)
+    assert "RecordingWarning" not in result.output
+
+
+def read_recorded_quietly(path: Path) -> Any:
+    with pytest.warns(RecordingWarning):
+        return read_steps(path)
+
+
+def test_a_recording_in_which_nothing_ran_is_one_line(tmp_path: Path) -> None:
+    first = gzip.decompress((RECORDINGS / "turns.jsonl.gz").read_bytes()).splitlines(keepends=True)[0]
+    empty = tmp_path / "empty.jsonl"
+    empty.write_bytes(first)
+    scenario = Path(__file__).parent.parent / "scenarios" / "fourteen_tokens.yaml"
+    result = run(scenario, "--against", empty)
+    assert result.exit_code == 2 and "no step ran there" in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -336,3 +337,16 @@ def test_names_of_gpu_and_model(tmp_path: Path) -> None:
 def test_a_recording_that_is_too_short(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="steps ran tokens; a fit takes 100 at least"):
         fit_recording(recording("shared_ample"), date="2026-11-30", until=1.0)
+
+
+def test_a_cut_off_recording_is_fitted_and_told_once(tmp_path: Path) -> None:
+    whole = gzip.decompress((MEASURED.parent / "recordings" / "async.jsonl.gz").read_bytes())
+    cut, out = tmp_path / "cut.jsonl", tmp_path / "fit.yaml"
+    cut.write_bytes(whole[: len(whole) * 3 // 4])
+    result = calibrate("--from-recording", cut, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count(str(cut)) == 1 and "RecordingWarning" not in result.stderr
+    written = load_calibration(str(out))
+    assert isinstance(written, WholeStepCalibration)
+    assert written.between_us == 0.0, "asynchronous steps follow each other at once"
+    assert written.front_end.reply_us == 0.0 and "client was not recorded" in written.assumed[0]

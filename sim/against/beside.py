@@ -23,6 +23,7 @@ from sim.against.sides import (
     simulated_side,
 )
 from sim.errors import InputError
+from sim.recording.told import told_by_recording
 from sim.scenario import Scenario
 from sim.simulation import Result
 
@@ -54,7 +55,9 @@ class Beside:
                 f"--against {path}: is of one engine, and cluster.replicas is {scenario.cluster.replicas}; "
                 "set it to 1"
             )
-        self.recorded = read_recorded(path)
+        self.told: list[str] = []  # what the recording warns of
+        with told_by_recording(self.told):
+            self.recorded = read_recorded(path)
         self.order = order_of(scenario, path, len(self.recorded.requests.name))
         self.decisions: Decisions | None = None
         if self.order is not None:
@@ -101,6 +104,7 @@ class Beside:
             "recording": str(self.recorded.path),
             "same_requests": self.order is not None,
             "clock": clock,
+            "warnings": self.told,
             "measured": sides[0],
             "simulated": sides[1],
         }

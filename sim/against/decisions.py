@@ -18,6 +18,7 @@ from sim.columns import K, R, S, T, W
 from sim.core import PREEMPTED, Core
 from sim.recording import Add, Requests, Schedule, Update, calls
 from sim.recording.lines import Abort
+from sim.recording.told import told_by_recording
 from sim.samples import request_of
 
 Ints = npt.NDArray[np.int64]
@@ -62,7 +63,7 @@ class Decisions:
         for simulated in self._begun(core, num_new):
             if self.num_steps == num_new and self.num_same == 0:
                 self._set_clock(core, simulated[0][0])
-            recorded = self.tape.next_step()
+            recorded = self._next_step()
             if recorded is None:
                 self._part(self.tape.step + 1, "the simulation has a step more", [], simulated)
                 return
@@ -74,8 +75,12 @@ class Decisions:
 
     def finish(self) -> None:
         """The run has ended: what is left of the recording is a difference."""
-        if not self.done and (recorded := self.tape.next_step()) is not None:
+        if not self.done and (recorded := self._next_step()) is not None:
             self._part(recorded.step, "the simulation has ended", list(recorded.scheduled), [])
+
+    def _next_step(self) -> Schedule | None:
+        with told_by_recording([]):  # whoever has read the requests knows
+            return self.tape.next_step()
 
     def _part(self, step: int, why: str, recorded: list[Piece], simulated: list[Piece]) -> None:
         self.done = True

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sim.errors import InputError
 from sim.recording import Header, Requests, Steps, read_header, read_requests, read_steps
 from sim.records import Records
 
@@ -51,8 +52,11 @@ class Curves(NamedTuple):
 
 
 def read_recorded(path: Path) -> Recorded:
-    """Read a recording whole. Raises InputError, one line."""
-    return Recorded(path, read_header(path), read_requests(path), read_steps(path))
+    """Read a recording whole. Raises InputError, one line, also for one in which nothing ran."""
+    recorded = Recorded(path, read_header(path), read_requests(path), read_steps(path))
+    if not recorded.steps.num_tokens.any():
+        raise InputError(f"{path}: no step ran there; record a server that is asked something")
+    return recorded
 
 
 def has_client(requests: Requests) -> bool:

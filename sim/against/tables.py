@@ -74,6 +74,8 @@ def lines(against: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", f"{label + ':':<{LABEL}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
     for text in remarks(against):
         yield "dim", text
+    for text in against["warnings"]:
+        yield "yellow", f"warning: {text}"
     yield "bold", "=" * WIDTH
 
 

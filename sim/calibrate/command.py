@@ -73,8 +73,12 @@ def fit_to_recording(
 ) -> Fitted:
     """Fit whole steps to what the vLLM recorder wrote. Raises InputError, one line."""
     from sim.calibrate.from_recording import fit_recording
+    from sim.recording.told import told_by_recording
 
-    return fit_recording(recording, gpu=gpu, model=model, weights=weights, date=today())
+    told: list[str] = []
+    with told_by_recording(told):
+        fitted = fit_recording(recording, gpu=gpu, model=model, weights=weights, date=today())
+    return fitted._replace(warnings=[*told, *fitted.warnings])
 
 
 def formula(calibration: WholeStepCalibration) -> str:
