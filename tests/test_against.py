@@ -180,9 +180,12 @@ def test_the_same_run_parts_nowhere(path: Path) -> None:
     ],
 )  # fmt: skip
 def test_who_came_too_late(path: Path, milliseconds: float, step: int, why: str) -> None:
-    decisions = compared(path, steps_of(milliseconds))
-    assert decisions.parting is not None and decisions.num_same == step
-    assert decisions.parting.step == step and decisions.parting.why == why
+    for later in (0.0, 3.0):  # seconds: the run's clock is its own
+        batch = load()
+        batch = batch._replace(arrival_time=batch.arrival_time + later)
+        decisions = compared(path, steps_of(milliseconds), batch=batch)
+        assert decisions.parting is not None and decisions.num_same == step
+        assert decisions.parting.step == step and decisions.parting.why == why
 
 
 @pytest.mark.parametrize(

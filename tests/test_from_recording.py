@@ -92,11 +92,13 @@ def test_known_step_times_are_found_again() -> None:
 
 
 def test_all_steps_together_take_what_they_took() -> None:
-    """A one-sided noise moves the sum; a robust fit alone would leave it out."""
+    """One step in ten is slow, none stalls: a robust fit alone would be 1 % too fast."""
     steps = made_up_steps()
-    times = times_of(steps, TRUE) + np.random.default_rng(0).exponential(1500.0, len(steps.num_tokens))
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0.0, 300.0, len(steps.num_tokens)) + 2000.0 * (rng.random(len(steps.num_tokens)) < 0.1)
+    times = times_of(steps, TRUE) + noise
     fit = fit_steps(steps, times)
-    assert times_of(steps, fit.coefficients).sum() == pytest.approx(times.sum(), rel=1e-3)
+    assert times_of(steps, fit.coefficients).sum() == pytest.approx(times.sum(), rel=1e-6)
 
 
 def test_no_coefficient_is_negative() -> None:
