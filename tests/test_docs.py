@@ -23,7 +23,7 @@ from workloads import AnyWorkload
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 READMES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "notebooks" / "README.md"]
-WITH_EXAMPLES = [ROOT / "README.md", ROOT / "docs" / "metrics.md"]
+WITH_EXAMPLES = [ROOT / "README.md", ROOT / "docs" / "metrics.md", ROOT / "docs" / "recordings.md"]
 MADE_ELSEWHERE = ("extending.md",)  # whose commands tests/test_extending.py runs
 TRACES = {"conversation_trace.jsonl": "mooncake_conversation_trace.jsonl.gz"}  # fetched, so not always there
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
@@ -65,8 +65,8 @@ def commands(block: str) -> Iterator[tuple[list[str], list[str]]]:
 
 def test_there_are_pages() -> None:
     assert {page.stem for page in PAGES} >= {
-        "caches", "calibration", "curves", "design", "extending", "metrics", "planning", "replicas", "rules",
-        "running", "samples", "sweeps", "validation", "warm_starts", "workloads",
+        "caches", "calibration", "curves", "design", "extending", "metrics", "planning", "recordings",
+        "replicas", "rules", "running", "samples", "sweeps", "validation", "warm_starts", "workloads",
     }  # fmt: skip
 
 
