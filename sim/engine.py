@@ -19,6 +19,7 @@ from sim.cost import StepCost
 from sim.errors import Livelock
 from sim.fates import MISSES
 from sim.leader import Leader
+from sim.records import ABORTED
 from sim.sample_records import SampleRecords
 from sim.samples import request_of
 from sim.state import State
@@ -242,7 +243,7 @@ class Engine:
             chunk |= {name: ints[:, R.RECORDED + 2 + i] for i, name in enumerate(FATE_FIELDS)}
             chunk["prefix_cache_evicted"] = chunk["fate_evicted"]
         chunk |= dict(zip(LOOKED_UP, (chunk["prompt_len"], chunk["num_cached_tokens"]), strict=True))
-        chunk["refused"] = np.zeros(n, np.int64)
+        chunk["refused"] = without_token(chunk, floats)
         chunk["replica"] = np.full(n, self.replica)
         floats[:, SEEN_BY_CLIENT] += self.reply
         chunk |= {name: floats[:, i] for i, name in enumerate(FLOAT_FIELDS)}
@@ -256,3 +257,16 @@ class Engine:
     def totals(self) -> Totals:
         """The run's sums so far."""
         return totals_of(self.state.core, self.arena.owners)._replace(warm_up=self.warm_up)
+
+
+def without_token(chunk: Records, times: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """ABORTED for requests that ended before their first token, else 0. Those never admitted hit nothing.
+
+    Modifies `chunk`.
+    """
+    early = np.isnan(times[:, FLOAT_FIELDS.index("first_token_time")])
+    if early.any():
+        never = np.isnan(times[:, FLOAT_FIELDS.index("scheduled_time")])
+        for name in ("num_cached_tokens", *LOOKED_UP):
+            chunk[name] = np.where(never, 0, chunk[name])
+    return np.where(early, ABORTED, 0)

@@ -2,22 +2,30 @@
 
 As long as a step schedules as many tokens of the same requests as that of the recording, it begins
 as late after the one before, and lasts as long; after an idle time it begins as late after the
-arrival that ends it. From the first step on that is another, the engine runs by its cost alone.
+arrival that ends it. Aborts of requests and resets of the prefix cache come between the same calls
+as they did. From the first step on that is another, the engine runs by its cost alone.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.advance import GROW, IDLE, LIVELOCK, NOTIFY, advance, flatten, retime
+import numpy as np
+
+from sim._jit import entry
+from sim.advance import GROW, IDLE, LIVELOCK, NOTIFY, advance, flatten, reset_now, retime
 from sim.clock import Process
-from sim.columns import K, S, W
+from sim.columns import K, R, S, T, W
 from sim.core import Core
-from sim.recorded_steps import RecordedSteps
+from sim.recorded_steps import RESET, RecordedSteps
 from sim.request import Ints
+from sim.update import abort_request
 
 if TYPE_CHECKING:
     from sim.engine import Engine
+
+
+abort = entry(abort_request)
 
 
 class Leader:
@@ -29,7 +37,9 @@ class Leader:
         self.rows = rows
         self.num_steps = 0  # that the engine has made as recorded
         self.parted: str | None = None  # where its steps become others, and how
+        self.numbers = {row: number for number, row in enumerate(rows.tolist())}
         self._paused = -1  # the last step before which the engine has paused
+        self._acted = -1  # calls before which all has been done to it
 
     def lead(self, engine: Engine) -> Process:
         """What the engine does, instead of `Engine.run`, which goes on where they part."""
@@ -37,6 +47,7 @@ class Leader:
         now = 0.0
         engine.state.core.count[K.led] = 1
         while self.parted is None:
+            self.act(engine)
             core = engine.state.core
             reason = advance(now, now, *flatten(core, engine.cost))
             if reason == GROW:
@@ -59,6 +70,30 @@ class Leader:
                 now = begin
         engine.state.core.count[K.led] = 0
         yield from engine.run(now)
+
+    def act(self, engine: Engine) -> None:
+        """Do what was done to the recorded engine before its next call."""
+        core = engine.state.core
+        calls = 2 * self.num_steps - int(core.count[K.steps_in_flight])
+        if calls == self._acted:
+            return
+        self._acted = calls
+        for row in self.steps.between.get(calls, ()):
+            if row == RESET:
+                core.count[K.resets_due] += 1
+                reset_now(core)
+            elif (slot := self.slot_of(core, row)) is not None:
+                abort(core, slot)
+        engine.tell_watchers()
+
+    def slot_of(self, core: Core, row: int) -> int | None:
+        """The slot of a recorded request that has come to the scheduler and not ended; None without one."""
+        if row not in self.numbers:
+            return None
+        (found,) = np.nonzero(core.requests[R.request_id] == self.numbers[row])
+        if len(found) == 0 or np.isnan(core.times[T.ready_time, found[0]]):
+            return None
+        return int(found[0])
 
     def next_call(self, core: Core, now: float) -> float:
         """When an engine whose last call was at `now` goes on, to end a step or to schedule one."""

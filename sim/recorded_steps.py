@@ -1,4 +1,4 @@
-"""The steps of a recording: what each scheduled, when the engine made it, and how long it took.
+"""The steps of a recording: what each scheduled, when it began, how long it took, and what came between.
 
 Only steps that scheduled something count. Of the others, with which an engine tells its worker of
 ended requests, a request that comes meanwhile notices no more than a longer pause before its own.
@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.recording import Add, RecordingWarning, Schedule, Update, calls
+from sim.recording import Abort, Add, RecordingWarning, Reset, Schedule, Update, calls
 from sim.recording.lines import OutputLine
 from sim.request import Floats, Ints
+
+RESET = -1  # in place of a request: the prefix cache
 
 
 class RecordedSteps(NamedTuple):
@@ -27,6 +29,7 @@ class RecordedSteps(NamedTuple):
     first: Ints  # n + 1 starts into the two below
     row: Ints  # requests that it scheduled, by number
     tokens: Ints  # of each
+    between: dict[int, list[int]]  # by schedules and updates before: requests aborted then, or RESET
 
     def decisions(self, step: int) -> dict[int, int]:
         """The tokens that a step scheduled, by request."""
@@ -53,18 +56,16 @@ class _Calls:
         self.in_flight: set[int] = set()
         self.counts: list[int] = []
         self.scheduled: list[tuple[int, int]] = []
+        self.between: dict[int, list[int]] = {}
         self.live = 0  # requests added and not ended
-        self.new = 0  # those of them that no step has met
-        self.came = 0  # when the first of these was there
+        self.new: dict[int, int] = {}  # when they came, those of them that no step has met
         self.last: int | None = None  # when the last call ended, or the last step was scheduled
 
     def take(self, call: object) -> None:
         """Note one call of the scheduler."""
         match call:
             case Add():
-                if self.new == 0:
-                    self.came = call.line.t if call.line.inq is None else call.line.inq
-                self.new += 1
+                self.new[call.row] = call.line.t if call.line.inq is None else call.line.inq
                 self.live += 1
             case Schedule() if call.scheduled:
                 self._schedule(call)
@@ -72,19 +73,28 @@ class _Calls:
                 self.in_flight.remove(call.step)
                 self.ends[call.step] = self.last = call.t[1]
             case OutputLine():
+                self.new.pop(call.row, None)
                 self.live -= 1
+            case Abort():
+                self._outside(call.rows)
+            case Reset():
+                self._outside([RESET])
+
+    def _outside(self, rows: list[int]) -> None:
+        self.between.setdefault(len(self.steps) + len(self.ends), []).extend(rows)
 
     def _schedule(self, call: Schedule) -> None:
         start = call.t[0]
-        since = self.came if self.last is None else self.last
-        if self.live == self.new:  # it was idle before these came
-            since = max(since, self.came)
+        came = min(self.new.values(), default=start)
+        since = came if self.last is None else self.last
+        if self.live == len(self.new):  # it was idle before these came
+            since = max(since, came)
         self.steps.append((call.step, start - since, start, len(self.ends)))
         self.counts.append(len(call.scheduled))
         self.scheduled.extend((row, tokens) for row, tokens, _ in call.scheduled)
         self.in_flight.add(call.step)
         self.last = start
-        self.new = 0
+        self.new.clear()
 
     def columns(self) -> RecordedSteps:
         """What has been noted, up to the first step without an end."""
@@ -93,4 +103,5 @@ class _Calls:
         end = np.array([self.ends[one] for one in number.tolist()], np.int64)
         first = np.concatenate([[0], np.cumsum(np.array(self.counts[:n], np.int64))])
         row, tokens = np.array(self.scheduled[: first[-1]], np.int64).reshape(-1, 2).T
-        return RecordedSteps(number, pause / 1e6, (end - start) / 1e6, updates_before, first, row, tokens)
+        duration = (end - start) / 1e6
+        return RecordedSteps(number, pause / 1e6, duration, updates_before, first, row, tokens, self.between)

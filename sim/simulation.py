@@ -16,7 +16,7 @@ from sim.errors import InputError, Livelock
 from sim.groups import breakdowns
 from sim.metrics import Slo, summarize
 from sim.recorded_server import told as told_of_server
-from sim.records import Records
+from sim.records import ABORTED, Records
 from sim.resolve import Resolved, resolve
 from sim.scenario import Scenario, SloLimits
 from sim.traffic import requests, think_times
@@ -53,6 +53,7 @@ class Tally:
     config: EngineConfig
     measure_from: float
     num_refused: int = 0
+    num_aborted: int = 0  # before their first token
     refused: list[int] = field(default_factory=list)  # the first ids
     longest: int = 0  # tokens of a prompt
     over_context: int = 0  # requests with prefill over cached context: after a hit, or in chunks
@@ -60,7 +61,8 @@ class Tally:
 
     def add(self, chunk: dict[str, Any]) -> None:
         """Take in a chunk of records, which is not modified."""
-        bad = chunk["request_id"][chunk["refused"] != 0]
+        self.num_aborted += int((chunk["refused"] == ABORTED).sum())
+        bad = chunk["request_id"][chunk["refused"] == 1]
         self.num_refused += len(bad)
         self.refused.extend(bad[: NAMED - len(self.refused)].tolist())
         self.longest = max(self.longest, int(chunk["prompt_len"].max(initial=0)))
@@ -239,6 +241,8 @@ def _notes(
         of_all = f"{tally.num_refused} of {num_requests} requests"
         beyond = scenario.cache.beyond_tokens(config)
         yield f"{of_all} can never fit in {_limit(config)} tokens{beyond}, and were refused: {named}"
+    if tally.num_aborted:
+        yield f"{tally.num_aborted} requests were aborted before their first token, and count as failed"
     if config.enable_prefix_caching and tally.longest <= config.block_size:
         yield (
             f"no prompt is longer than one block of {config.block_size} tokens (the longest has "

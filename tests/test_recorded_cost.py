@@ -17,13 +17,17 @@ from test_workloads_recording import LINES, written
 
 from sim import Scenario, run
 from sim.api import Run
-from sim.recorded_steps import recorded_steps
+from sim.recorded_steps import RESET, recorded_steps
 from sim.recording import Requests, read_header, read_requests, read_steps
 from sim.report import to_json
 
 MEASURED = Path(__file__).parent / "measured"
 CPU_RUNS = ("shared_ample.json.gz", "multi_turn.json.gz", "overload_preempt.json.gz")
-TINY_RUNS = ("tiny_async.jsonl.gz", "tiny_turns.jsonl.gz")  # written by the recorder, of vLLM 0.32
+TINY_RUNS = (
+    "tiny_async.jsonl.gz",
+    "tiny_turns.jsonl.gz",
+    "tiny_async_mixed.jsonl.gz",
+)  # written by the recorder, of vLLM 0.32
 STAMP = 1.5e-4  # seconds: the engine stamps a token some .03 ms before its step ends
 
 
@@ -47,7 +51,9 @@ def replay(name: str, pace: str = "open", **rest: Any) -> Replay:
 
 
 def far(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
-    return float(np.abs(a - b).max())
+    """The largest difference; a time that never came is NaN on both sides."""
+    assert np.array_equal(np.isnan(a), np.isnan(b))
+    return float(np.nanmax(np.abs(a - b)))
 
 
 @pytest.mark.parametrize("pace", ["open", "closed"])
@@ -60,19 +66,28 @@ def test_a_recorded_server_again(name: str, pace: str) -> None:
     assert simulated.summary["num_steps"] == (steps.num_tokens > 0).sum()
     assert not [text for text in simulated.summary["warnings"] if "cost: recorded" in text]
 
-    assert again.column("num_cached_tokens").tolist() == recorded.num_cached_tokens.tolist()
+    hits = np.maximum(recorded.num_cached_tokens, 0)  # -1: never admitted
+    assert again.column("num_cached_tokens").tolist() == hits.tolist()
     assert again.column("num_preemptions").tolist() == recorded.num_preemptions.tolist()
+    assert again.column("output_len").tolist() == recorded.output_len.tolist()
     assert far(again.column("scheduled_time"), recorded.scheduled_time) < 2e-5
     assert far(again.column("first_token_time"), recorded.first_token_time) < STAMP
-    assert far(again.column("finish_time"), recorded.finish_time) < STAMP
-    measured = (recorded.first_token_time - recorded.queued_time).mean()
-    assert simulated.requests["ttft_ms"].mean() / 1e3 == pytest.approx(measured, rel=0.0005)
+    ended = ~recorded.aborted
+    assert far(again.column("finish_time")[ended], recorded.finish_time[ended]) < STAMP
+    measured = np.nanmean(recorded.first_token_time - recorded.queued_time)
+    assert simulated.summary["mean_ttft_ms"] / 1e3 == pytest.approx(measured, rel=0.0005)
 
 
 def test_the_recordings_are_what_they_should_show() -> None:
-    assert [read_header(MEASURED / name).effective.async_scheduling for name in TINY_RUNS] == [True, False]
+    assert [read_header(MEASURED / name).effective.async_scheduling for name in TINY_RUNS] == [
+        True,
+        False,
+        True,
+    ]
     assert read_requests(MEASURED / TINY_RUNS[0]).num_preemptions.sum() == 9
     assert read_requests(MEASURED / TINY_RUNS[1]).after.max() >= 0
+    mixed = read_requests(MEASURED / TINY_RUNS[2])
+    assert mixed.aborted.sum() == 3 and mixed.stopped.sum() > 0 and len(set(mixed.salt)) > 1
 
 
 def test_sums_over_time_are_those_of_the_recorded_durations() -> None:
@@ -131,7 +146,7 @@ def test_a_recording_that_ends_before_its_requests_do(tmp_path: Path) -> None:
     found = run(Scenario(workload={"kind": "recording", "path": str(path)}))
     told = " ".join(found.summary["warnings"])
     assert found.summary["steps_as_recorded"] == 400
-    assert "requests had not ended: each ends here after as many tokens as it had got" in told
+    assert "requests had not ended: each ends here with the tokens that it had got" in told
     assert "the recording ends after 400 steps that schedule something, and the simulation" not in told
 
 
@@ -163,6 +178,39 @@ def test_a_step_has_a_pause_a_duration_and_what_it_scheduled(tmp_path: Path) -> 
     assert (steps.duration * us).round(3).tolist() == [400, 180, 170, 503]
     assert steps.updates_before.tolist() == [0, 1, 2, 3]
     assert [steps.decisions(step) for step in range(4)] == [{0: 20}, {0: 1, 1: 20}, {1: 1}, {2: 15}]
+
+
+def test_requests_are_aborted_as_they_were() -> None:
+    recorded, simulated, _ = again = replay(TINY_RUNS[2])
+    early = recorded.aborted & np.isnan(recorded.first_token_time)
+    assert simulated.summary["failed"] == early.sum() == 2
+    assert again.column("refused")[early].tolist() == [2, 2]
+    (told,) = [text for text in simulated.summary["warnings"] if "before their first token" in text]
+    assert told == "2 requests were aborted before their first token, and count as failed"
+
+
+def test_what_is_done_to_an_engine_comes_between_two_calls(tmp_path: Path) -> None:
+    lines = [
+        *LINES[:4],  # request 0 at 100, step 0 from 110 to 510
+        {"reset": False, "t": 515},
+        {"add": 1, "t": 520, "id": "b", "arr": 300, "np": 15, "max": 9},
+        {"abort": [1], "t": 522},
+        {"o": 1, "t": 522, "n": 15},
+        {"s": [[0, 1, 20]], "i": 1, "t": [530, 540], "fr": 35, "q": [1, 0]},
+        {"abort": [0], "t": 560},
+        {"o": 0, "t": 560, "n": 21},
+        {"u": 1, "t": [700, 710], "fr2": 37},
+        {"add": 2, "t": 800, "id": "c", "arr": 300, "np": 15, "max": 9},
+        {"abort": [2], "t": 801},
+        {"o": 2, "t": 801, "n": 15},
+        {"add": 3, "t": 900, "id": "d", "arr": 300, "np": 15, "max": 1},
+        {"s": [[3, 15, 0]], "i": 2, "t": [930, 940], "new": [[3, 0]], "fr": 35, "q": [1, 0]},
+        {"u": 2, "t": [990, 1000], "fin": [3], "fr2": 37},
+        {"o": 3, "t": 1000, "n": 16},
+    ]
+    steps = recorded_steps(written(tmp_path / "r.jsonl", lines))
+    assert steps.between == {2: [RESET, 1], 3: [0], 4: [2]}
+    assert (steps.pause * 1e6).round(3).tolist() == [10, 20, 30]
 
 
 def test_of_two_steps_in_flight_the_second_follows_the_first(tmp_path: Path) -> None:

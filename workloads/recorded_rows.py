@@ -63,9 +63,13 @@ def _read(path: str, size: int, modified: int) -> Recorded:
             raise WorkloadError(str(error)) from None
     told = dict.fromkeys(str(one.message) for one in caught if issubclass(one.category, RecordingWarning))
     unended = int(np.isnan(requests.finish_time).sum())
-    for count, what in ((int(requests.aborted.sum()), "were aborted"), (unended, "had not ended")):
-        if count:
-            told[f"{path}: {count} requests {what}: each ends here after as many tokens as it had got"] = None
+    counts = {
+        "had not ended: each ends here with the tokens that it had got": unended,
+        "were aborted: in steps that are not recorded, each ends by itself a token later": int(
+            requests.aborted.sum()
+        ),
+    }
+    told |= {f"{path}: {count} requests {what}": None for what, count in counts.items() if count}
     times = _queued(requests, steps)
     ends = _ends(requests, steps)
     follows = requests.after >= 0
@@ -110,7 +114,7 @@ def _rows(requests: Requests, times: Floats) -> Rows:
         line=np.arange(n),
         time=times,
         prompt_len=requests.prompt_len,
-        output_len=requests.output_len,
+        output_len=requests.output_len + requests.aborted,  # and the token in work that it never got
         start=np.concatenate([[0], np.cumsum([len(row) for row in named])]).astype(np.int64),
         ids=flat[:, 0],
         lens=flat[:, 1],
