@@ -337,8 +337,10 @@ def test_names_of_gpu_and_model(tmp_path: Path) -> None:
 
 
 def test_a_recording_that_is_too_short(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="steps ran tokens; a fit takes 100 at least"):
-        fit_recording(recording("shared_ample"), date="2026-11-30", until=1.0)
+    path = MEASURED.parent / "recordings" / "token_ids.jsonl.gz"
+    assert any("only 83 steps ran" in text for text in fit_recording(path, date="2026-11-30").warnings)
+    with pytest.raises(InputError, match="steps ran tokens; a fit takes 10 at least"):
+        fit_recording(recording("shared_ample"), date="2026-11-30", until=0.3)
 
 
 def test_a_cut_off_recording_is_fitted_and_told_once(tmp_path: Path) -> None:

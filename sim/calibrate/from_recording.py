@@ -24,7 +24,8 @@ from sim.recording import Header, Requests, Steps, read_header, read_requests, r
 
 Floats = npt.NDArray[np.float64]
 
-FEWEST = 100  # steps: of fewer, halves say nothing
+FEWEST = 10  # steps: of fewer, halves say nothing
+FEW = 200  # steps: of fewer, they say little
 
 
 class Fitted(NamedTuple):
@@ -78,7 +79,10 @@ def fit_recording(
         provenance=_provenance(path, header, fit, len(times.duration), date),
         **{"decode_context_us": 0.0, "seq_us": 0.0, **fit.coefficients},
     )
-    return Fitted(calibration, contention(times.steps, times.duration, times.between, calibration))
+    told = contention(times.steps, times.duration, times.between, calibration)
+    if len(times.duration) < FEW:
+        told.append(f"only {len(times.duration)} steps ran tokens: the fit may be further off than it looks")
+    return Fitted(calibration, told)
 
 
 def step_times(steps: Steps, until: float = np.inf) -> StepTimes:
