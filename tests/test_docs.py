@@ -175,7 +175,7 @@ def test_every_field_of_a_workload_is_explained_and_its_example_runs(
     assert examples
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trace.jsonl").write_text("".join(blocks(ROOT / "docs" / "workloads.md", "json")))
-    shutil.copy(ROOT / "tests" / "measured" / "tiny_turns.jsonl.gz", tmp_path / "recording.jsonl.gz")
+    shutil.copy(ROOT / "tests" / "recordings" / "turns.jsonl.gz", tmp_path / "recording.jsonl.gz")
     for example in examples:
         scenario = Scenario.model_validate({"engine": {"num_gpu_blocks": 2000}, **yaml.safe_load(example)})
         assert scenario.workload.kind == kind and run(scenario).summary["completed"] > 0

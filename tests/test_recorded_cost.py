@@ -21,13 +21,14 @@ from sim.recorded_steps import RESET, recorded_steps
 from sim.recording import Requests, read_header, read_requests, read_steps
 from sim.report import to_json
 
-MEASURED = Path(__file__).parent / "measured"
-CPU_RUNS = ("shared_ample.json.gz", "multi_turn.json.gz", "overload_preempt.json.gz")
-TINY_RUNS = (
-    "tiny_async.jsonl.gz",
-    "tiny_turns.jsonl.gz",
-    "tiny_async_mixed.jsonl.gz",
-)  # written by the recorder, of vLLM 0.32
+HERE = Path(__file__).parent
+CPU_RUNS = [
+    HERE / "measured" / f"{name}.json.gz" for name in ("shared_ample", "multi_turn", "overload_preempt")
+]
+RECORDER_RUNS = sorted((HERE / "recordings").glob("*.jsonl.gz"))
+ASYNC, ASYNC_MIXED, TURNS = (
+    HERE / "recordings" / f"{name}.jsonl.gz" for name in ("async", "async_mixed", "turns")
+)
 STAMP = 1.5e-4  # seconds: the engine stamps a token some .03 ms before its step ends
 
 
@@ -42,8 +43,7 @@ class Replay(NamedTuple):
         return self.simulated.requests[name].to_numpy()[self.row]
 
 
-def replay(name: str, pace: str = "open", **rest: Any) -> Replay:
-    path = MEASURED / name
+def replay(path: Path, pace: str = "open", **rest: Any) -> Replay:
     scenario = Scenario(workload={"kind": "recording", "path": str(path), "pace": pace}, **rest)
     simulated = run(scenario)
     number = scenario.workload.order()[simulated.requests["request_id"].to_numpy()]  # type: ignore[union-attr]
@@ -57,11 +57,11 @@ def far(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
 
 
 @pytest.mark.parametrize("pace", ["open", "closed"])
-@pytest.mark.parametrize("name", [*CPU_RUNS, *TINY_RUNS])
-def test_a_recorded_server_again(name: str, pace: str) -> None:
+@pytest.mark.parametrize("path", [*CPU_RUNS, *RECORDER_RUNS], ids=lambda path: path.name.partition(".")[0])
+def test_a_recorded_server_again(path: Path, pace: str) -> None:
     """Mean TTFT from the engine's queue to its first token: asked for are .2 %, multi_turn 1 %."""
-    recorded, simulated, _ = again = replay(name, pace)
-    steps = read_steps(MEASURED / name)
+    recorded, simulated, _ = again = replay(path, pace)
+    steps = read_steps(path)
     assert simulated.summary["steps_as_recorded"] == simulated.summary["num_steps"]
     assert simulated.summary["num_steps"] == (steps.num_tokens > 0).sum()
     assert not [text for text in simulated.summary["warnings"] if "cost: recorded" in text]
@@ -78,20 +78,21 @@ def test_a_recorded_server_again(name: str, pace: str) -> None:
     assert simulated.summary["mean_ttft_ms"] / 1e3 == pytest.approx(measured, rel=0.0005)
 
 
-def test_the_recordings_are_what_they_should_show() -> None:
-    assert [read_header(MEASURED / name).effective.async_scheduling for name in TINY_RUNS] == [
-        True,
-        False,
-        True,
-    ]
-    assert read_requests(MEASURED / TINY_RUNS[0]).num_preemptions.sum() == 9
-    assert read_requests(MEASURED / TINY_RUNS[1]).after.max() >= 0
-    mixed = read_requests(MEASURED / TINY_RUNS[2])
-    assert mixed.aborted.sum() == 3 and mixed.stopped.sum() > 0 and len(set(mixed.salt)) > 1
+def test_the_recordings_show_what_they_should() -> None:
+    assert len(RECORDER_RUNS) >= 8
+    servers = [read_header(path).effective for path in RECORDER_RUNS]
+    assert {server.async_scheduling for server in servers} == {True, False}
+    assert {server.policy for server in servers} == {"fcfs", "priority"}
+    requests = [read_requests(path) for path in RECORDER_RUNS]
+    assert read_requests(TURNS).after.max() >= 0 and read_requests(ASYNC).num_preemptions.sum() == 9
+    assert sum(one.aborted.sum() for one in requests) == 10
+    assert sum(one.stopped.sum() for one in requests) > 10
+    mixed = read_requests(ASYNC_MIXED)
+    assert mixed.aborted.sum() == 3 and len(set(mixed.salt)) > 1
 
 
 def test_sums_over_time_are_those_of_the_recorded_durations() -> None:
-    steps = read_steps(MEASURED / CPU_RUNS[2])
+    steps = read_steps(CPU_RUNS[2])
     ran = steps.num_tokens > 0
     duration = (steps.update_end - steps.schedule_start)[ran]
     summary = replay(CPU_RUNS[2]).simulated.summary
@@ -110,7 +111,7 @@ def test_from_the_first_other_step_on_a_fit_tells_the_time() -> None:
         "tokens; from there on a fit of its steps times them"
     )
     assert simulated.summary["steps_as_recorded"] == 146
-    until = read_steps(MEASURED / CPU_RUNS[2]).update_end[145]
+    until = read_steps(CPU_RUNS[2]).update_end[145]
     before = recorded.first_token_time < until
     assert 10 < before.sum() < 20
     assert far(again.column("first_token_time")[before], recorded.first_token_time[before]) < STAMP
@@ -122,7 +123,7 @@ def test_what_changes_no_step_parts_from_nothing() -> None:
     """A pool that never fills, a block larger; and times that are .01 % longer, 6 ms at the end."""
     found = replay(CPU_RUNS[0], engine={"num_gpu_blocks": 4001}).simulated
     assert found.summary["steps_as_recorded"] == found.summary["num_steps"] == 2942
-    workload = {"kind": "recording", "path": str(MEASURED / CPU_RUNS[0]), "time_scale": 1.0001}
+    workload = {"kind": "recording", "path": str(CPU_RUNS[0]), "time_scale": 1.0001}
     later = run(Scenario(workload=workload))
     assert later.summary["steps_as_recorded"] == 2942
     first = found.requests["first_token_time"] - found.requests["arrival_time"]
@@ -139,7 +140,7 @@ def test_a_fit_that_tells_all_the_time_is_near_the_recording() -> None:
 
 
 def test_a_recording_that_ends_before_its_requests_do(tmp_path: Path) -> None:
-    recording = json.loads(gzip.decompress((MEASURED / CPU_RUNS[2]).read_bytes()))
+    recording = json.loads(gzip.decompress(CPU_RUNS[2].read_bytes()))
     recording["steps"] = recording["steps"][:400]
     path = tmp_path / "short.json"
     path.write_text(json.dumps(recording))
@@ -151,7 +152,7 @@ def test_a_recording_that_ends_before_its_requests_do(tmp_path: Path) -> None:
 
 
 def test_a_cluster_is_timed_by_the_fit() -> None:
-    found = replay(TINY_RUNS[1], cluster={"replicas": 2}).simulated
+    found = replay(TURNS, cluster={"replicas": 2}).simulated
     assert "steps_as_recorded" not in found.summary
     (told,) = [text for text in found.summary["warnings"] if text.startswith("cost: recorded")]
     assert "the recording is of one engine: with 2 replicas" in told
@@ -181,7 +182,7 @@ def test_a_step_has_a_pause_a_duration_and_what_it_scheduled(tmp_path: Path) -> 
 
 
 def test_requests_are_aborted_as_they_were() -> None:
-    recorded, simulated, _ = again = replay(TINY_RUNS[2])
+    recorded, simulated, _ = again = replay(ASYNC_MIXED)
     early = recorded.aborted & np.isnan(recorded.first_token_time)
     assert simulated.summary["failed"] == early.sum() == 2
     assert again.column("refused")[early].tolist() == [2, 2]
@@ -214,7 +215,7 @@ def test_what_is_done_to_an_engine_comes_between_two_calls(tmp_path: Path) -> No
 
 
 def test_of_two_steps_in_flight_the_second_follows_the_first(tmp_path: Path) -> None:
-    steps = recorded_steps(MEASURED / TINY_RUNS[0])
+    steps = recorded_steps(ASYNC)
     before = np.arange(len(steps.number)) - steps.updates_before
     assert set(before.tolist()) == {0, 1}  # in flight when a step is scheduled
     assert (before == 1).mean() > 0.9
@@ -232,7 +233,7 @@ print(to_json(result.summary))
 
 
 def test_compiled_and_plain_give_the_same_bytes() -> None:
-    path = str(MEASURED / TINY_RUNS[0])
+    path = str(ASYNC)
     scenario = Scenario(workload={"kind": "recording", "path": path}, engine={"num_gpu_blocks": 70})
     plain = subprocess.run(
         [sys.executable, "-c", CODE, scenario.model_dump_json()],

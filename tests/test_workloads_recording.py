@@ -30,7 +30,7 @@ MEASURED = Path(__file__).parent / "measured"
 AMPLE, TURNS, OVERLOAD = (
     str(MEASURED / f"{name}.json.gz") for name in ("shared_ample", "multi_turn", "overload_preempt")
 )
-TINY = str(MEASURED / "tiny_async.jsonl.gz")
+TINY = str(MEASURED.parent / "recordings" / "async.jsonl.gz")
 
 
 def prefixsim(*arguments: str) -> Any:
