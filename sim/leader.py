@@ -15,17 +15,21 @@ import numpy as np
 from sim._jit import entry
 from sim.advance import GROW, IDLE, LIVELOCK, NOTIFY, advance, flatten, reset_now, retime
 from sim.clock import Process
-from sim.columns import K, R, S, T, W
+from sim.columns import K, Q, R, S, T, W
 from sim.core import Core
 from sim.recorded_steps import RESET, RecordedSteps
 from sim.request import Ints
 from sim.update import abort_request
+from sim.waiting import add_request
 
 if TYPE_CHECKING:
     from sim.engine import Engine
 
 
+NOBODY = -2  # no request's number
+
 abort = entry(abort_request)
+queue = entry(add_request)
 
 
 class Leader:
@@ -39,7 +43,8 @@ class Leader:
         self.parted: str | None = None  # where its steps become others, and how
         self.numbers = {row: number for number, row in enumerate(rows.tolist())}
         self._paused = -1  # the last step before which the engine has paused
-        self._acted = -1  # calls before which all has been done to it
+        self._calls = -1  # of the scheduler, so far
+        self._to_do: list[int] = []  # requests to abort, or RESET, before the next
 
     def lead(self, engine: Engine) -> Process:
         """What the engine does, instead of `Engine.run`, which goes on where they part."""
@@ -60,8 +65,8 @@ class Leader:
             engine.show()
             if reason == NOTIFY:
                 engine.tell_watchers()
-                yield clock.wake_at(now, engine.replica)  # what they do at once comes before
             elif reason == IDLE:
+                self._paused = -1
                 yield engine.sleep()
                 now = clock.now
             begin = self.next_call(core, now)
@@ -72,28 +77,27 @@ class Leader:
         yield from engine.run(now)
 
     def act(self, engine: Engine) -> None:
-        """Do what was done to the recorded engine before its next call."""
+        """Do what was done to the recorded engine before its next call, to those who are there by now."""
         core = engine.state.core
         calls = 2 * self.num_steps - int(core.count[K.steps_in_flight])
-        if calls == self._acted:
-            return
-        self._acted = calls
-        for row in self.steps.between.get(calls, ()):
-            if row == RESET:
-                core.count[K.resets_due] += 1
-                reset_now(core)
-            elif (slot := self.slot_of(core, row)) is not None:
-                abort(core, slot)
-        engine.tell_watchers()
+        if calls != self._calls:
+            self._calls, self._to_do = calls, self.steps.between.get(calls, [])
+        if self._to_do:
+            self._to_do = [row for row in self._to_do if not self.done_to(core, row)]
+            engine.tell_watchers()
 
-    def slot_of(self, core: Core, row: int) -> int | None:
-        """The slot of a recorded request that has come to the scheduler and not ended; None without one."""
-        if row not in self.numbers:
-            return None
-        (found,) = np.nonzero(core.requests[R.request_id] == self.numbers[row])
-        if len(found) == 0 or np.isnan(core.times[T.ready_time, found[0]]):
-            return None
-        return int(found[0])
+    def done_to(self, core: Core, row: int) -> bool:
+        """Abort a recorded request, or RESET the prefix cache; False if the request is not there."""
+        if row == RESET:
+            core.count[K.resets_due] += 1
+            reset_now(core)
+            return True
+        (found,) = np.nonzero(core.requests[R.request_id] == self.numbers.get(row, NOBODY))
+        if len(found) == 0 or np.isnan(core.times[T.submitted_time, found[0]]):
+            return False
+        take_in(core)
+        abort(core, int(found[0]))
+        return True
 
     def next_call(self, core: Core, now: float) -> float:
         """When an engine whose last call was at `now` goes on, to end a step or to schedule one."""
@@ -110,13 +114,11 @@ class Leader:
 
     def follow(self, core: Core, now: float) -> None:
         """A step has begun at `now`: let it last as long as the recorded one, if it is the same."""
-        count, step = core.count, self.num_steps
-        in_flight, oldest = int(count[K.steps_in_flight]), int(count[K.oldest_step])
-        row = oldest if in_flight == 1 else 1 - oldest
+        oldest = int(core.count[K.oldest_step])
+        row = oldest if core.count[K.steps_in_flight] == 1 else 1 - oldest
         self.parted = self.difference(core, row)
         if self.parted is None:
-            before = float(core.clock[W.step_end + oldest]) if in_flight == 2 else now
-            retime(core, row, max(now + float(self.steps.duration[step]), before))
+            retime(core, row, now + float(self.steps.duration[self.num_steps]))
             self.num_steps += 1
 
     def difference(self, core: Core, row: int) -> str | None:
@@ -141,6 +143,15 @@ class Leader:
         if self.parted is None:
             return []
         return [f"cost: recorded: {self.parted}; from there on a fit of its steps times them"]
+
+
+def take_in(core: Core) -> None:
+    """Queue those that have arrived since the scheduler's last call; the front end takes no time."""
+    count = core.count
+    for slot in core.queues[Q.arrivals, count[K.taken_in] : count[K.arrived]].tolist():
+        core.times[T.ready_time, slot] = core.times[T.submitted_time, slot]
+        queue(core, slot)
+    count[K.taken_in] = count[K.arrived] = 0
 
 
 def _tokens(scheduled: dict[int, int], request: int) -> str:

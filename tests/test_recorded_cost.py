@@ -213,6 +213,12 @@ def test_what_is_done_to_an_engine_comes_between_two_calls(tmp_path: Path) -> No
     assert steps.between == {2: [RESET, 1], 3: [0], 4: [2]}
     assert (steps.pause * 1e6).round(3).tolist() == [10, 20, 30]
 
+    again = run(Scenario(workload={"kind": "recording", "path": str(tmp_path / "r.jsonl")}))
+    assert again.summary["steps_as_recorded"] == again.summary["num_steps"] == 3
+    requests = again.requests.sort_values("request_id")
+    assert requests["refused"].tolist() == [0, 2, 2, 0] and requests["output_len"].tolist() == [1, 0, 0, 1]
+    assert (requests["scheduled_time"] * 1e6).round(1).tolist()[::3] == [110, 930]
+
 
 def test_of_two_steps_in_flight_the_second_follows_the_first(tmp_path: Path) -> None:
     steps = recorded_steps(ASYNC)

@@ -57,7 +57,7 @@ def test_every_workload_has_n_and_beam_width(spec: dict[str, Any]) -> None:
 def test_no_workload_is_left_out() -> None:
     union, _ = get_args(AnyWorkload)
     kinds = {one.model_fields["kind"].default for one in get_args(union)}
-    assert kinds == {spec["kind"] for spec in SPECS} | {"mix", "trace"}
+    assert kinds == {spec["kind"] for spec in SPECS} | {"mix", "recording", "trace"}
 
 
 ENGINE = """\
