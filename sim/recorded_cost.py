@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sim.calibrate.from_recording import Fitted
     from sim.leader import Leader
 
-FEWEST = 2  # steps: the fit is for those that are not recorded, and a report states its errors
-
 
 def leader_of(scenario: Scenario) -> Leader | None:
     """What leads the engine through the recorded steps; None where the scenario asks for no such thing.
@@ -62,4 +60,4 @@ def _fitted(path: str, size: int, modified: int) -> Fitted:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordingWarning)  # whoever reads the requests tells
-        return fit_recording(Path(path), date="", fewest=FEWEST)
+        return fit_recording(Path(path), date="")

@@ -204,19 +204,23 @@ def test_what_is_done_to_an_engine_comes_between_two_calls(tmp_path: Path) -> No
         {"add": 2, "t": 800, "id": "c", "arr": 300, "np": 15, "max": 9},
         {"abort": [2], "t": 801},
         {"o": 2, "t": 801, "n": 15},
-        {"add": 3, "t": 900, "id": "d", "arr": 300, "np": 15, "max": 1},
+        {"add": 3, "t": 900, "id": "d", "arr": 300, "np": 15, "max": 9},
         {"s": [[3, 15, 0]], "i": 2, "t": [930, 940], "new": [[3, 0]], "fr": 35, "q": [1, 0]},
-        {"u": 2, "t": [990, 1000], "fin": [3], "fr2": 37},
-        {"o": 3, "t": 1000, "n": 16},
+        {"u": 2, "t": [990, 1000], "fr2": 35},
     ]
+    for step in range(3, 11):
+        start = 1000 + 100 * (step - 3)
+        times = {"s": [[3, 1, 12 + step]], "i": step, "t": [start + 7, start + 9], "fr": 35, "q": [1, 0]}
+        lines += [times, {"u": step, "t": [start + 90, start + 100], "fin": [3] * (step == 10), "fr2": 37}]
+    lines.append({"o": 3, "t": 1800, "n": 24})
     steps = recorded_steps(written(tmp_path / "r.jsonl", lines))
     assert steps.between == {2: [RESET, 1], 3: [0], 4: [2]}
-    assert (steps.pause * 1e6).round(3).tolist() == [10, 20, 30]
+    assert (steps.pause * 1e6).round(3).tolist() == [10, 20, 30] + [7] * 8
 
     again = run(Scenario(workload={"kind": "recording", "path": str(tmp_path / "r.jsonl")}))
-    assert again.summary["steps_as_recorded"] == again.summary["num_steps"] == 3
+    assert again.summary["steps_as_recorded"] == again.summary["num_steps"] == 11
     requests = again.requests.sort_values("request_id")
-    assert requests["refused"].tolist() == [0, 2, 2, 0] and requests["output_len"].tolist() == [1, 0, 0, 1]
+    assert requests["refused"].tolist() == [0, 2, 2, 0] and requests["output_len"].tolist() == [1, 0, 0, 9]
     assert (requests["scheduled_time"] * 1e6).round(1).tolist()[::3] == [110, 930]
 
 

@@ -51,18 +51,16 @@ def fit_recording(
     model: str | None = None,
     weights: Dtype = "bf16",
     until: float = np.inf,
-    fewest: int = FEWEST,
 ) -> Fitted:
     """Fit a whole step's coefficients to a recording, and state their errors on steps unseen.
 
     gpu, model: their names, else the recording's own. until: seconds; what began later is not looked
-    at. fewest: steps that a fit takes, 2 at least. Raises InputError, one line, for a file that is no
-    recording and for one of fewer steps.
+    at. Raises InputError, one line, for a file that is no recording and for one of too few steps.
     """
     header, requests = read_header(path), read_requests(path)
     times = step_times(read_steps(path), until)
-    if len(times.duration) < fewest:
-        raise InputError(f"{path}: {len(times.duration)} steps ran tokens; a fit takes {fewest} at least")
+    if len(times.duration) < FEWEST:
+        raise InputError(f"{path}: {len(times.duration)} steps ran tokens; a fit takes {FEWEST} at least")
     fit = fit_steps(times.steps, times.duration)
     front_end, assumed = client_times(requests, until)
     effective = header.effective
