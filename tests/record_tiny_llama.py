@@ -69,10 +69,12 @@ async def generate(llm, name, prompt, max_tokens, **more):
     asked = SamplingParams(
         max_tokens=max_tokens, temperature=1.0, ignore_eos=True, detokenize=False, stop_token_ids=stop
     )
-    last = None
-    async for last in llm.generate({"prompt_token_ids": prompt} | more.pop("inputs", {}), asked, name, **more):
-        pass
-    return last.outputs[0].token_ids if last else []
+    answer = []
+    async for output in llm.generate(
+        {"prompt_token_ids": prompt} | more.pop("inputs", {}), asked, name, **more
+    ):
+        answer = output.outputs[0].token_ids
+    return answer
 
 
 async def preempt(llm, rng, count):

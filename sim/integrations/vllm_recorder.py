@@ -4,7 +4,7 @@
 
 That is the whole change: each override below calls vLLM's own method and notes what came of it, so
 nothing is decided differently. The file is a gzip of JSON lines in the order of the calls
-(docs/recordings.md has every field); `prefixsim verify recording FILE` replays it.
+(docs/recordings.md has every field); `prefixsim verify FILE` replays it.
 
     PREFIXSIM_RECORDING=FILE      where to (prefixsim-recording-PID.jsonl.gz in the working folder)
     PREFIXSIM_RECORD_TOKENS=1     token ids as they are; by default no token leaves the server
@@ -35,8 +35,10 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
+from itertools import compress, count, repeat
+from operator import ne
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -65,7 +67,10 @@ class RecordingScheduler(Scheduler):
         check_version(Scheduler)
         super().__init__(*args, **kwargs)
         check_server(self)
-        self._recording = Recording(self)
+        try:
+            self._recording = Recording(self)
+        except AttributeError as error:
+            unknown_version(str(error))
         weakref.finalize(self, self._recording.end)  # an engine in the caller's process is not shut down
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
@@ -152,7 +157,7 @@ class Recording:
         self.num_requests = 0
         self.num_steps = 0
         self.in_flight: deque[tuple[Any, int]] = deque()  # scheduler outputs without their update yet
-        self.places: dict[str, tuple[int, int]] = {}  # of the last schedule: place, tokens computed after it
+        self.last: tuple[list[str], list[int]] = ([], [])  # schedule: names, computed if they decode on
         self.taken: list[Any] = []  # blocks, since the last schedule
         self.evicted: list[Any] = []
         self.preempted: list[list[int]] = []
@@ -161,8 +166,9 @@ class Recording:
         self.closing = False  # every request was aborted: a shutdown, or a pause
         self.before_abort: tuple[int, int] | None = None  # in an update: free blocks, requests ended
         self.spent_ns = 0
+        header = self.header(scheduler)
         self.file: LineFile | None = LineFile(recording_path(scheduler))
-        self.file.write(self.header(scheduler))
+        self.file.write(header)
         self.file.flush()
         self.watch(self.pool)
         content = "token ids" if self.with_tokens else "prompts as keyed hashes"
@@ -194,6 +200,7 @@ class Recording:
     def added(self, request: Any) -> None:
         live = self.live[request.request_id] = Live(self.num_requests, self.key)
         self.num_requests += 1
+        self.closing = False
         lora = request.lora_request
         self.write(
             {
@@ -215,10 +222,9 @@ class Recording:
     def scheduled(self, scheduler: Any, output: Any, start: int, throttled: bool) -> None:
         step, self.num_steps = self.num_steps, self.num_steps + 1
         self.in_flight.append((output, step))
-        sequence, places = self.sequence(scheduler.requests, output.num_scheduled_tokens)
+        sequence = self.sequence(scheduler.requests, output.num_scheduled_tokens)
         new, resumed = self.admissions(scheduler.requests, output)
         taken, evicted = block_ids(self.taken), block_ids(self.evicted)
-        self.places = places
         self.write(
             {
                 "s": sequence,
@@ -240,39 +246,38 @@ class Recording:
         self.evicted.clear()
         self.preempted = []
 
-    def sequence(
-        self, requests: dict[str, Any], scheduled: dict[str, int]
-    ) -> tuple[list[Any], dict[str, tuple[int, int]]]:
-        """What is scheduled, in order, and where each request then stands.
+    def sequence(self, requests: dict[str, Any], scheduled: dict[str, int]) -> list[Any]:
+        """What is scheduled, in order.
 
         An entry is [request, tokens, tokens computed before]; a run of k requests that each go on for one
         token, in the order of the schedule before, is the number k, and k of that schedule that are left
         out between such runs are -k: most of a large batch decodes on.
         """
+        names, tokens = list(scheduled), list(scheduled.values())
+        after = [requests[name].num_computed_tokens for name in names]
+        was, expected = self.last
+        self.last = (names, [computed + 1 for computed in after])
         items: list[Any] = []
-        places: dict[str, tuple[int, int]] = {}
-        before = self.places
-        kept = reached = 0
-        for place, (name, tokens) in enumerate(scheduled.items()):
-            after = requests[name].num_computed_tokens
-            was = before.get(name) if tokens == 1 else None
-            if was is not None and was[1] + 1 == after and was[0] >= reached:
-                if was[0] > reached:
-                    if kept:
-                        items.append(kept)
-                        kept = 0
-                    items.append(reached - was[0])
-                kept += 1
-                reached = was[0] + 1
+        i = j = 0
+        while j < len(names):
+            run = min(len(was) - i, len(names) - j)
+            for now, due in (names, was[i:]), (after, expected[i:]), (tokens, repeat(1)):
+                run = next(compress(count(), map(ne, now[j : j + run], due)), run)  # up to what differs
+            if run:
+                items.append(run)
+                i, j = i + run, j + run
+                continue
+            try:  # the run may go on behind requests that are left out
+                ahead = was.index(names[j], i)
+            except ValueError:
+                ahead = i
+            if ahead > i and tokens[j] == 1 and expected[ahead] == after[j]:
+                items.append(i - ahead)
+                i = ahead
             else:
-                if kept:
-                    items.append(kept)
-                    kept = 0
-                items.append([self.live[name].number, tokens, after - tokens])
-            places[name] = (place, after)
-        if kept:
-            items.append(kept)
-        return items, places
+                items.append([self.live[names[j]].number, tokens[j], after[j] - tokens[j]])
+                j += 1
+        return items
 
     def admissions(self, requests: dict[str, Any], output: Any) -> tuple[list[list[int]], list[list[int]]]:
         """The [request, hit tokens] of first admissions and of those resumed after a preemption."""
@@ -294,7 +299,9 @@ class Recording:
     def preempts(self, request: Any) -> None:
         number = self.live[request.request_id].number
         self.preempted.append([number, request.num_computed_tokens, request.num_output_tokens])
-        self.places.pop(request.request_id, None)
+        names, expected = self.last
+        if request.request_id in names:
+            expected[names.index(request.request_id)] = -1  # resumed at once, it does not decode on
 
     def update_begins(self) -> int:
         self.updating = True
@@ -663,16 +670,20 @@ def check_version(base: type) -> None:
         found = list(inspect.signature(theirs).parameters) if theirs else None
         if found != expected:
             is_there = "is not there" if found is None else f"takes ({', '.join(found)})"
-            fail(
-                f"vLLM {vllm.__version__} is not one that it knows: Scheduler.{name} {is_there}, expected "
-                f"({', '.join(expected)}); record with vLLM 0.32 or 0.33, or a newer prefixsim"
-            )
+            unknown_version(f"Scheduler.{name} {is_there}, expected ({', '.join(expected)})")
     if not vllm.__version__.startswith(KNOWN):
         logger.warning(
             "prefixsim's recorder knows vLLM 0.32 and 0.33, this is %s: its scheduler has the same methods, "
-            "so it is recorded; check the recording with `prefixsim verify recording`",
+            "so it is recorded; check the recording with `prefixsim verify FILE`",
             vllm.__version__,
         )
+
+
+def unknown_version(difference: str) -> NoReturn:
+    fail(
+        f"vLLM {vllm.__version__} is not one that it knows: {difference}; "
+        "record with vLLM 0.32 or 0.33, or with a newer prefixsim"
+    )
 
 
 def check_server(scheduler: Any) -> None:
@@ -688,5 +699,5 @@ def check_server(scheduler: Any) -> None:
         fail("a KV or encoder-cache connector is not recorded; serve without --kv-transfer-config")
 
 
-def fail(reason: str) -> Any:
+def fail(reason: str) -> NoReturn:
     raise RuntimeError(f"prefixsim's recorder: {reason}") from None
