@@ -3,8 +3,9 @@
     PREFIXSIM_RECORDING=FILE python record_tiny_llama.py SCHEDULER LOAD [NUM_REQUESTS]
 
 SCHEDULER is a class of sim.integrations.vllm_recorder. LOAD is `preempt` (shared prefixes, long answers, a
-pool that is too small), `turns` (conversations whose history holds the real answers) or `mixed` (salts,
-stop tokens, priorities, aborts and a reset of the cache).
+pool that is too small), `turns` (conversations whose history holds the real answers), `mixed` (salts, stop
+tokens, aborts and resets of the cache) or `priority` (the same under that policy, with nothing preempted:
+vLLM 0.32 decides otherwise than 0.33 where a request preempts itself).
 """
 
 import asyncio
@@ -49,11 +50,11 @@ def engine(folder, scheduler, load):
         scheduler_cls=f"sim.integrations.vllm_recorder.{scheduler}",
         kv_cache_memory_bytes=1 << 28,
         block_size=32,
-        num_gpu_blocks_override={"preempt": 60, "turns": 64, "mixed": 60}[load],
+        num_gpu_blocks_override={"preempt": 60, "turns": 64, "mixed": 60, "priority": 150}[load],
         max_num_seqs=16,
         max_num_batched_tokens=256,
         max_model_len=1024,
-        scheduling_policy="priority" if load == "mixed" else "fcfs",
+        scheduling_policy="priority" if load == "priority" else "fcfs",
     )
     return AsyncLLM.from_engine_args(args)
 
@@ -119,11 +120,14 @@ async def mixed(llm, rng, count):
     await generate(llm, "last", prefixes[0], 3)
 
 
+LOADS = {"preempt": preempt, "turns": turns, "mixed": mixed, "priority": mixed}
+
+
 async def serve(scheduler, load, count):
     with tempfile.TemporaryDirectory() as folder:
         llm = engine(folder, scheduler, load)
         try:
-            await {"preempt": preempt, "turns": turns, "mixed": mixed}[load](llm, random.Random(7), count)
+            await LOADS[load](llm, random.Random(7), count)
         finally:
             llm.shutdown()
 
