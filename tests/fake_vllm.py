@@ -93,6 +93,7 @@ class Scheduler:
         self.fails: list[str] = []  # requests whose grammar turns out not to compile
         self.log: list[dict[str, Any]] = []  # what was really decided
         self.is_shut_down = False
+        self.second_runner = False  # vLLM's model runner V2 is told of resumed requests as of new ones
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         took: list[int] = []
@@ -136,10 +137,12 @@ class Scheduler:
         decided = {"s": sequence, "new": [(r.request_id, r.hit) for r in new], "pre": preempted}
         decided |= {"res": [(r.request_id, r.hit) for r in resumed], "took": took, "lost": lost}
         self.log.append(decided | {"fr": len(self.pool.free), "q": list(self.get_request_counts())})
+        told_as_new = new + resumed if self.second_runner else new
+        told_as_resumed = set() if self.second_runner else {r.request_id for r in resumed}
         return SimpleNamespace(
             num_scheduled_tokens=scheduled,
-            scheduled_new_reqs=[SimpleNamespace(req_id=r.request_id) for r in new],
-            scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={r.request_id for r in resumed}),
+            scheduled_new_reqs=[SimpleNamespace(req_id=r.request_id) for r in told_as_new],
+            scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=told_as_resumed),
         )
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:

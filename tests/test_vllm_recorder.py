@@ -102,8 +102,10 @@ def busy_run(scheduler: Any, count: int = 60, seed: int = 1) -> None:
         pass
 
 
-def test_what_was_decided_is_what_the_file_says() -> None:
+@pytest.mark.parametrize("second_runner", [False, True])
+def test_what_was_decided_is_what_the_file_says(second_runner: bool) -> None:
     scheduler = recorder.RecordingScheduler(vllm_config=config(num_blocks=40))
+    scheduler.second_runner = second_runner
     busy_run(scheduler)
     scheduler.shutdown()
     lines = read()
@@ -421,6 +423,21 @@ def test_an_engine_that_is_never_shut_down_ends_its_file_at_exit() -> None:
     assert process.returncode == 0, errors
     lines = read()
     assert lines[-1]["end"] is True and lines[-1]["lines"] == len(lines) - 1 and lines[-1]["steps"] == 1
+
+
+def test_a_forked_child_leaves_the_file_alone() -> None:
+    process = child("""
+        import os
+        fake_vllm.step(scheduler)
+        if os.fork() == 0:
+            sys.exit()  # what ends the file at exit runs there too
+        os.wait()
+        while fake_vllm.step(scheduler): pass
+        scheduler.shutdown()
+    """)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert [kind(line) for line in read()].count("end") == 1
 
 
 def test_the_last_line_sums_up() -> None:

@@ -427,7 +427,7 @@ class Recording:
         file, self.file = self.file, None
         try:
             file.write(self.last_line(file.num_lines))
-            file.finish()
+            file.close()
         except Exception as error:
             logger.warning("prefixsim: the recording %s has no end: %s", file.path, error)
 
@@ -452,7 +452,7 @@ class Recording:
         if file is not None:
             try:
                 file.write(to_json({"failed": f"{type(error).__name__}: {error}", "t": self.now()}))
-                file.finish()
+                file.close()
             except Exception:
                 logger.debug("prefixsim: the recording's last line could not be written", exc_info=True)
 
@@ -513,6 +513,10 @@ class LineFile:
         self.compress()
         self.put(self.gzip.flush())
         self.gzip = new_gzip()
+
+    def close(self) -> None:
+        self.finish()
+        self.raw.close()
 
     def put(self, data: bytes) -> None:
         if os.getpid() == self.owner:
