@@ -191,6 +191,7 @@ class Scheduler:
         self._release(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
+        request.hit = 0 if request.hit else BLOCK  # the cache is not what it was
         self.waiting.insert(0, request)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> None:
