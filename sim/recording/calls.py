@@ -1,0 +1,122 @@
+"""The calls of a recorded scheduler, in order, as a stream.
+
+A request is added before it is known how it ends. So a second reading of the file goes ahead of
+the first, just as far as the end of the request that is added: what is kept follows the requests
+that live at one time, not the length of the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from sim.recording.contents import Segments, Unreadable, segments_of
+from sim.recording.lines import KINDS, Abort, AddLine, End, OutputLine, Reset, Schedule, Update
+from sim.recording.source import Source, open_recording
+
+STEPS_IN_FLIGHT = 2  # that the simulator has room for
+
+
+class Add(NamedTuple):
+    """Scheduler.add_request: a request, and what became of it."""
+
+    row: int  # its number: 0, 1, ... in order of these calls
+    name: str  # vLLM's request id
+    line: AddLine  # times, lengths, salt, adapter
+    num_tokens: int | None  # prompt and outputs when it ended; None: the recording ends before
+    aborted: bool
+    segments: Segments  # of prompt and outputs; where num_tokens is None, of the prompt
+
+
+Call = Add | Schedule | Update | OutputLine | Abort | Reset | End
+
+
+def calls(path: Path | str) -> Iterator[Call]:
+    """The calls in order, times in integer microseconds.
+
+    An OutputLine follows the call that ended its request.
+    InputError if the file is no recording or lacks lines, with the line in which that shows.
+    """
+    return _calls(open_recording(path))
+
+
+def _calls(source: Source) -> Iterator[Call]:
+    outcomes = _Outcomes(source)
+    live: set[int] = set()
+    in_flight: list[int] = []  # steps, oldest first
+    num_added = num_steps = 0
+    for number, line in source.lines(KINDS):
+        match line:
+            case AddLine():
+                if line.row != num_added:
+                    raise source.error(number, f"adds request {line.row} where {num_added} is due: {LOST}")
+                num_added += 1
+                live.add(line.row)
+                yield outcomes.added(number, line)
+                continue
+            case Schedule():
+                if line.step != num_steps:
+                    raise source.error(number, f"step {line.step} where {num_steps} is due: {LOST}")
+                num_steps += 1
+                in_flight.append(line.step)
+                if len(in_flight) > STEPS_IN_FLIGHT:
+                    raise source.error(
+                        number, f"{len(in_flight)} steps in flight: pipeline parallelism is not modelled"
+                    )
+                rows = [row for row, *_ in line.scheduled]
+            case Update():
+                if not in_flight or line.step != in_flight.pop(0):
+                    raise source.error(number, f"the update of step {line.step}, which is not due: {LOST}")
+                rows = line.fin
+            case Abort():
+                rows = [row for row in line.rows if row >= num_added]  # one that has ended may be aborted
+            case OutputLine():
+                rows = [line.row]
+            case Reset(running=True):
+                raise source.error(number, "a reset that preempts what runs is not modelled")
+            case _:
+                rows = []
+        for row in rows:
+            if row not in live:
+                raise source.error(number, f"request {row}, which does not live then: {LOST}")
+        if isinstance(line, OutputLine):
+            live.remove(line.row)
+        yield line
+
+
+LOST = "lines are missing; record again"
+
+
+class _Outcomes:
+    """How requests end, read ahead."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.ahead = source.lines(("o", "abort"))
+        self.known: dict[int, OutputLine] = {}
+        self.aborted: set[int] = set()
+
+    def added(self, number: int, line: AddLine) -> Add:
+        """An `add` line with what became of the request."""
+        while line.row not in self.known and (found := next(self.ahead, None)) is not None:
+            if isinstance(found[1], OutputLine):
+                self.known[found[1].row] = found[1]
+            elif isinstance(found[1], Abort):
+                self.aborted.update(found[1].rows)
+        outcome = self.known.pop(line.row, None)
+        aborted = line.row in self.aborted
+        self.aborted.discard(line.row)
+        num_tokens = None if outcome is None else outcome.num_tokens
+        try:
+            segments = segments_of(
+                self.source.header,
+                line.row,
+                line.prompt_len,
+                num_tokens or line.prompt_len,
+                line.content,
+                outcome.content if outcome else (),
+            )
+        except Unreadable as error:
+            raise self.source.error(number, f"request {line.row}: {error}; record again") from None
+        return Add(line.row, line.id, line, num_tokens, aborted, segments)
