@@ -6,8 +6,6 @@ this project recorded itself (tests/measured/README.md).
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,8 @@ from simulation import run
 
 from sim.calibrate.measured_run import MeasuredRun, read_run, read_ticks
 from sim.cost import StepCost, linear_cost
-from sim.request import Batch, make_batch
+from sim.recording import Requests, Steps, read_header, read_requests, read_steps
+from sim.request import Batch, Ints, make_batch
 from sim.resolve import resolve
 from sim.scenario_file import load
 from sim.validate.rtx4090 import (
@@ -34,8 +33,7 @@ from sim.validate.rtx4090 import (
     ttft_figure,
 )
 from sim.validate.rtx4090 import rows as rtx4090_rows
-from sim.verify.contents import Contents
-from sim.verify.engine_run import all_tokens, engine_config
+from sim.verify.engine_run import engine_config
 from workloads import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -140,47 +138,36 @@ def test_the_figures_of_the_validation_page(rtx4090: MeasuredRun, tmp_path: Path
         assert first.read_bytes() == second.read_bytes() and first.stat().st_size > 10_000
 
 
-def read_recording(name: str) -> dict[str, Any]:
-    with gzip.open(HERE / "measured" / f"{name}.json.gz", "rt") as file:
-        recording: dict[str, Any] = json.load(file)
-    return recording
-
-
-def recorded_batch(recording: dict[str, Any], requests: list[dict[str, Any]]) -> Batch:
+def recorded_batch(requests: Requests, rows: Ints) -> Batch:
     """The recorded requests, arriving when they came into the engine's input queue."""
-    contents = Contents(recording["effective"]["block_size"])
-    tokens = all_tokens(recording["reqs"])
-    rows = [contents.segments(tokens[request["id"]]) for request in requests]
+    segments = [requests.segments[row] for row in rows]
     return make_batch(
-        [request["T"]["inq"] * 1e-6 for request in requests],
-        [request["np"] for request in requests],
-        [request["ngen"] for request in requests],
-        np.cumsum([0] + [len(ids) for ids, _ in rows]),
-        [segment for ids, _ in rows for segment in ids],
-        [length for _, lengths in rows for length in lengths],
+        requests.queued_time[rows],
+        requests.prompt_len[rows],
+        requests.output_len[rows],
+        np.cumsum([0, *map(len, segments)]),
+        [segment for one in segments for segment, _ in one],
+        [length for one in segments for _, length in one],
     )
 
 
-def fitted_cost(recording: dict[str, Any]) -> StepCost:
+def fitted_cost(steps: Steps, max_num_batched_tokens: int) -> StepCost:
     """Least squares of the recorded step times: c0 + c1 tokens + c2 KV + c3 sequences + c4 pairs.
 
     A step lasts until the next begins while there is work; pairs are of a query and a key.
     """
-    features, durations = [], []
-    for step, following in zip(recording["steps"], recording["steps"][1:], strict=False):
-        if step["s"]:
-            new, computed = np.array([row[1:] for row in step["s"]]).T
-            pairs = new * computed + new * (new + 1) // 2
-            features.append([1, new.sum(), (new + computed).sum(), len(new), pairs.sum()])
-            goes_on = sum(step["q"]) > len(step.get("fin", []))
-            durations.append((following["t"][0] if goes_on else step["t"][3]) - step["t"][0])
-    c0, c1, c2, c3, c4 = np.linalg.lstsq(np.array(features, float), np.array(durations, float))[0].tolist()
+    goes_on = steps.running + steps.waiting > steps.num_ended
+    ends = np.where(goes_on, np.append(steps.schedule_start[1:], np.nan), steps.update_end)
+    busy = steps.num_seqs > 0
+    features = [np.ones(len(ends)), steps.num_tokens, steps.sum_kv, steps.num_seqs, steps.pairs]
+    matrix = np.array(features).T[busy]
+    c0, c1, c2, c3, c4 = np.linalg.lstsq(matrix, 1e6 * (ends - steps.schedule_start)[busy])[0].tolist()
     cost = linear_cost(
         c0 * 1e-6,
         c1 * 1e-6,
         decode_context_s=(c2 + c4) * 1e-6,  # a decode of KV length k attends to k keys
         seq_s=c3 * 1e-6,
-        max_num_batched_tokens=recording["effective"]["max_num_batched_tokens"],
+        max_num_batched_tokens=max_num_batched_tokens,
     )
     # a prefill of q tokens over c: KV c + q, pairs q*c + q*q/2 + q/2
     return cost._replace(a1=c2 + c4 / 2, a2=c4, a2_context=c4, a3=c2)
@@ -188,12 +175,14 @@ def fitted_cost(recording: dict[str, Any]) -> StepCost:
 
 @pytest.mark.parametrize("name", ["shared_ample", "multi_turn", "overload_preempt"])
 def test_a_recorded_cpu_engine(name: str) -> None:
-    recording = read_recording(name)
-    requests = sorted(recording["reqs"], key=lambda request: request["T"]["inq"])
-    result = run(recorded_batch(recording, requests), engine_config(recording), fitted_cost(recording))
+    path = HERE / "measured" / f"{name}.json.gz"
+    requests, config = read_requests(path), engine_config(read_header(path))
+    rows = np.argsort(requests.queued_time, kind="stable")
+    cost = fitted_cost(read_steps(path), config.max_num_batched_tokens)
+    result = run(recorded_batch(requests, rows), config, cost)
 
     inq, first, last = (
-        np.array([request["T"][stamp] for request in requests]) * 1e-6 for stamp in ("inq", "ftok", "ltok")
+        column[rows] for column in (requests.queued_time, requests.first_token_time, requests.finish_time)
     )
     # Two quiet runs of one load differ by 2.7 % in mean TTFT. In overload_preempt, where TTFT is queueing,
     # the fit alone, laid on the recorded steps, runs .24 s late in the mean: 2.8 % of the mean TTFT.
@@ -201,8 +190,8 @@ def test_a_recorded_cpu_engine(name: str) -> None:
     assert result.e2el.mean() == pytest.approx((last - inq).mean(), rel=0.035)
     assert correlation(result.ttft, first - inq) > 0.97
     assert correlation(result.e2el, last - inq) > 0.97
-    measured_hits = [request["cached"] for request in requests]
-    preemptions = sum(request["npre"] for request in requests)
+    measured_hits = requests.num_cached_tokens[rows].tolist()
+    preemptions = requests.num_preemptions.sum()
     if preemptions == 0:
         assert result.hits == measured_hits
         assert result.totals.num_preemptions == 0

@@ -73,27 +73,27 @@ class Run(SchedulerReplay):
     def __init__(self, usable: int, **config: Any) -> None:
         defaults = {"block_size": 4, "max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 1000}
         super().__init__(EngineConfig(num_gpu_blocks=usable + 1, **(defaults | config)), 1000)
-        self.hits: dict[str, int] = {}  # of the last step's admissions, tokens
+        self.hits: dict[Any, int] = {}  # of the last step's admissions, tokens
         self.preempted: list[str] = []
         self.evicted: list[int] = []
         self.ended: list[str] = []
 
     def arrive(self, name: str, *segments: tuple[int, int], output: int = 1, **kwargs: Any) -> None:
         """A request of these segments (id, tokens), whose output is like no other."""
-        self.arrive_whole(name, *segments, (1000 + len(self.name_of), output), output=output, **kwargs)
+        own = 1000 + self.state.arena.next_id
+        self.arrive_whole(name, *segments, (own, output), output=output, **kwargs)
 
     def arrive_whole(self, name: str, *segments: tuple[int, int], output: int, **kwargs: Any) -> None:
         """A request whose segments include its output."""
         tokens = tokens_of(list(segments))
-        self.add(name, len(self.name_of), tokens, len(tokens) - output, **kwargs)
+        self.add(name, self.state.arena.next_id, tokens, len(tokens) - output, **kwargs)
 
     def begin(self) -> dict[str, int]:
         """Schedule a step; returns the tokens of each request in order."""
         decided = self.schedule()
-        admitted = [*decided["new"], *decided["resumed"]]
-        self.hits = {self.name(slot): decided["hit"][slot] for slot in admitted}
-        self.preempted, self.evicted = decided["pre"], decided["ev"]
-        return dict(decided["sched"])
+        self.hits = {self.name(slot): decided.hit[slot] for slot in (*decided.new, *decided.resumed)}
+        self.preempted, self.evicted = decided.preempted, decided.evicted
+        return dict(decided.scheduled)
 
     def end(self) -> None:
         """Apply the oldest step's output."""

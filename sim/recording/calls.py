@@ -12,8 +12,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sim.recording.contents import Segments, Unreadable, segments_of
-from sim.recording.lines import KINDS, Abort, AddLine, End, OutputLine, Reset, Schedule, Update
-from sim.recording.source import Source, open_recording
+from sim.recording.lines import (
+    KINDS,
+    Abort,
+    AddLine,
+    End,
+    Failed,
+    OutputLine,
+    Pause,
+    Reset,
+    Schedule,
+    Update,
+)
+from sim.recording.source import LOST, Source, open_recording
 
 STEPS_IN_FLIGHT = 2  # that the simulator has room for
 
@@ -29,7 +40,7 @@ class Add(NamedTuple):
     segments: Segments  # of prompt and outputs; where num_tokens is None, of the prompt
 
 
-Call = Add | Schedule | Update | OutputLine | Abort | Reset | End
+Call = Add | Schedule | Update | OutputLine | Abort | Reset | Pause | Failed | End
 
 
 def calls(path: Path | str) -> Iterator[Call]:
@@ -45,7 +56,7 @@ def _calls(source: Source) -> Iterator[Call]:
     outcomes = _Outcomes(source)
     live: set[int] = set()
     in_flight: list[int] = []  # steps, oldest first
-    num_added = num_steps = 0
+    num_added = 0
     for number, line in source.lines(KINDS):
         match line:
             case AddLine():
@@ -56,9 +67,6 @@ def _calls(source: Source) -> Iterator[Call]:
                 yield outcomes.added(number, line)
                 continue
             case Schedule():
-                if line.step != num_steps:
-                    raise source.error(number, f"step {line.step} where {num_steps} is due: {LOST}")
-                num_steps += 1
                 in_flight.append(line.step)
                 if len(in_flight) > STEPS_IN_FLIGHT:
                     raise source.error(
@@ -73,8 +81,6 @@ def _calls(source: Source) -> Iterator[Call]:
                 rows = [row for row in line.rows if row >= num_added]  # one that has ended may be aborted
             case OutputLine():
                 rows = [line.row]
-            case Reset(running=True):
-                raise source.error(number, "a reset that preempts what runs is not modelled")
             case _:
                 rows = []
         for row in rows:
@@ -83,9 +89,6 @@ def _calls(source: Source) -> Iterator[Call]:
         if isinstance(line, OutputLine):
             live.remove(line.row)
         yield line
-
-
-LOST = "lines are missing; record again"
 
 
 class _Outcomes:
@@ -108,6 +111,12 @@ class _Outcomes:
         aborted = line.row in self.aborted
         self.aborted.discard(line.row)
         num_tokens = None if outcome is None else outcome.num_tokens
+        longest = self.source.header.effective.max_model_len
+        if not line.prompt_len <= (num_tokens or line.prompt_len) <= longest:
+            lengths = f"{line.prompt_len} prompt tokens, {num_tokens} in all"
+            raise self.source.error(
+                number, f"request {line.row}: {lengths}, max_model_len {longest}; record again"
+            )
         try:
             segments = segments_of(
                 self.source.header,
@@ -115,7 +124,7 @@ class _Outcomes:
                 line.prompt_len,
                 num_tokens or line.prompt_len,
                 line.content,
-                outcome.content if outcome else (),
+                outcome.content if outcome else "",
             )
         except Unreadable as error:
             raise self.source.error(number, f"request {line.row}: {error}; record again") from None

@@ -8,12 +8,14 @@ it. What is not known of a request (its last tokens, which fill no chunk) is its
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sim.recording.header import Header
 
 Segments = list[tuple[int, int]]  # segment id, tokens; of a negative id nobody else has any
+Content = str | Sequence[Any]  # as it stands in a line
 NAMES = 62  # bits of a chunk's id that are kept
 
 
@@ -22,7 +24,7 @@ class Unreadable(ValueError):
 
 
 def segments_of(
-    header: Header, row: int, prompt_len: int, num_tokens: int, prompt: Sequence[Any], answer: Sequence[Any]
+    header: Header, row: int, prompt_len: int, num_tokens: int, prompt: Content, answer: Content
 ) -> Segments:
     """A request's segments, `num_tokens` in all, from the content of its `add` and `o` lines.
 
@@ -30,26 +32,26 @@ def segments_of(
     """
     form, size = header.content.form, header.content.tokens
     if form == "segments":
-        known = _pairs([*prompt, *answer])
-        if sum(length for _, length in known[: len(prompt)]) != prompt_len:
+        of_prompt = _pairs(prompt)
+        if sum(length for _, length in of_prompt) != prompt_len:
             raise Unreadable(f"segs add up to other than the prompt's {prompt_len} tokens")
+        known = [*of_prompt, *_pairs(answer)]
+    elif form == "token_ids":
+        if not len(prompt) == prompt_len:
+            raise Unreadable(f"c has {len(prompt)} token ids of a prompt of {prompt_len}")
+        known = [(chunk, size) for chunk in _hashed([*prompt, *answer], size)]
     else:
-        if form == "token_ids":
-            if len(prompt) != prompt_len:
-                raise Unreadable(f"c has {len(prompt)} token ids of a prompt of {prompt_len}")
-            ids = list(_chunk_ids([*prompt, *answer], size))
-        else:
-            if len(prompt) != prompt_len // size:
-                raise Unreadable(f"c has {len(prompt)} chunks of a prompt of {prompt_len} tokens")
-            ids = [_number(name) for name in (*prompt, *answer)]
-        known = [(number, size) for number in ids]
+        chunks = _named(prompt)
+        if len(chunks) != prompt_len // size:
+            raise Unreadable(f"c has {len(chunks)} chunks of a prompt of {prompt_len} tokens")
+        known = [(chunk, size) for chunk in (*chunks, *_named(answer))]
     rest = num_tokens - sum(length for _, length in known)
     if rest < 0:
         raise Unreadable(f"content of more than its {num_tokens} tokens")
     return [*known, (-1 - row, rest)] if rest else known
 
 
-def _pairs(content: Sequence[Any]) -> Segments:
+def _pairs(content: Content) -> Segments:
     known = []
     for one in content:
         if not (isinstance(one, (list, tuple)) and len(one) == 2 and all(type(part) is int for part in one)):
@@ -60,23 +62,26 @@ def _pairs(content: Sequence[Any]) -> Segments:
     return known
 
 
-def _number(name: Any) -> int:
-    """A chunk's id as a segment id."""
-    if not isinstance(name, str):
-        raise Unreadable(f"a chunk's id should be text, not {str(name)[:40]}")
+def _named(content: Content) -> list[int]:
+    """The segment ids of chunks whose ids stand one after the other, 16 hexadecimal digits each."""
     try:
-        return int(name, 16) % (1 << NAMES)
-    except ValueError:
-        raise Unreadable(f"a chunk's id should be hexadecimal, not {name[:40]!r}") from None
+        assert isinstance(content, str)
+        data = bytes.fromhex(content)
+        ids = [number % (1 << NAMES) for (number,) in struct.iter_unpack(">Q", data)]
+    except (AssertionError, ValueError, struct.error):
+        raise Unreadable(
+            f"c should be text of 16 hexadecimal digits a chunk, not {str(content)[:40]!r}"
+        ) from None
+    return ids
 
 
-def _chunk_ids(tokens: Sequence[Any], size: int) -> Iterator[int]:
-    """Ids of the full chunks of token ids, each covering all before it."""
+def _hashed(tokens: Sequence[Any], size: int) -> Iterator[int]:
+    """Segment ids of the full chunks of token ids, each covering all before it."""
     before = b""
     try:
         for start in range(0, len(tokens) - size + 1, size):
             chunk = b"".join(token.to_bytes(8, "little") for token in tokens[start : start + size])
             before = hashlib.blake2b(before + chunk, digest_size=8).digest()
-            yield int.from_bytes(before, "little") % 2**NAMES
+            yield int.from_bytes(before, "little") % (1 << NAMES)
     except (AttributeError, OverflowError):
         raise Unreadable("token ids should be whole numbers from 0 up") from None

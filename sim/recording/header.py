@@ -50,7 +50,12 @@ class Effective(Line):
     scheduler_base: Text = ""
     tensor_parallel_size: Whole = 1
     kv_cache_dtype: Text = "auto"
+    log_stats: Flag = True  # else statistics are not there
+    max_num_scheduled_tokens: Whole | None = None  # of a step, instead of max_num_batched_tokens
+    max_num_active_seqs: Whole | None = None  # requests that run at once, instead of max_num_seqs
+    long_prefill_token_threshold_adaptive: Flag = False
     prefill_schedule_interval: Whole = 1
+    pipeline_parallel_size: Whole = 1
     num_spec_tokens: Whole = 0
     kv_connector: Text | None = None
 
@@ -67,13 +72,14 @@ class Header(Line):
 
     schema_version: Text = Field(alias="schema")
     name: Text = ""
-    versions: dict[str, Text] = Field(default_factory=dict)
+    versions: dict[str, Text | None] = Field(default_factory=dict)
     model: Any = None  # its name, or its configuration
     device: Text = ""
     effective: Effective
     content: Content
     free0: list[Whole] | None = None  # the free queue at the beginning, head first; None: 1, 2, ... in order
     wall: Text = ""  # when the recording began, UTC
+    loadavg: list[float] = Field(default_factory=list)  # of the machine, every 5 s; version 1 only
 
     @property
     def version(self) -> int:
@@ -123,12 +129,16 @@ def _refuse_other_engines(header: Header, path: Path) -> None:
         found = "a server with speculative decoding"
     elif effective.kv_connector:
         found = f"a server with a KV connector ({effective.kv_connector})"
+    elif effective.pipeline_parallel_size > 1:
+        found = f"a server with pipeline_parallel_size {effective.pipeline_parallel_size}"
     elif effective.prefill_schedule_interval > 1:
         found = f"a server with prefill_schedule_interval {effective.prefill_schedule_interval}"
+    elif effective.long_prefill_token_threshold_adaptive:
+        found = "a server with long_prefill_token_threshold_adaptive"
     elif hash_block not in (None, effective.block_size):
         found = f"a server that hashes blocks of {hash_block} tokens and allocates {effective.block_size}"
     if found:
         raise InputError(
-            f"{path}: {found} was recorded, which is not modelled: record one with a single group of full "
-            "attention, without speculative decoding, KV connector or prefill interval"
+            f"{path}: {found} was recorded, which is not modelled: record one with a single KV cache group "
+            "of full attention, without speculative decoding, KV connector, pipeline or such settings"
         )

@@ -30,7 +30,8 @@ class AddLine(Line):
     priority: Time = Field(0, alias="prio")
     salt: Text | None = None
     lora: Text | None = None
-    content: list[Any] = Field(default_factory=list, alias="c")
+    content: str | list[Any] = Field("", alias="c")
+    uses: list[Text] = Field(default_factory=list)  # what a replay may not know: images, grammar, ...
     # version 1 only
     inq: Time | None = None
     sub: Time | None = None
@@ -52,6 +53,7 @@ class Schedule(Line):
     nev: Whole = 0  # cached blocks among them, evicted
     ecrc: Whole = 0
     fr: Whole  # free blocks afterwards
+    throttle: Flag = False  # whether data parallelism held prefills back
     q: Pair  # running, waiting afterwards
 
 
@@ -73,9 +75,7 @@ class OutputLine(Line):
     row: Whole = Field(alias="o")
     t: Time = 0
     num_tokens: Whole = Field(alias="n")
-    content: list[Any] = Field(default_factory=list, alias="c")
-    cached: Annotated[int, Strict(), Field(ge=-1, lt=2**53)] = 0
-    npre: Whole = 0
+    content: str | list[Any] = Field("", alias="c")
     # version 1 only: stamps of the engine and of the client
     sched: Time | None = None
     ftok: Time | None = None
@@ -96,7 +96,21 @@ class Reset(Line):
 
     done: Flag = Field(alias="reset")
     t: Time
-    running: Flag = False  # whether it was to preempt what runs
+    pre: list[Triple] = Field(default_factory=list)  # preempted by it
+
+
+class Pause(Line):
+    """The server was paused, or goes on."""
+
+    state: Text = Field(alias="pause")
+    t: Time
+
+
+class Failed(Line):
+    """The recorder gave up."""
+
+    reason: Text = Field(alias="failed")
+    t: Time
 
 
 class End(Line):
@@ -104,13 +118,13 @@ class End(Line):
 
     end: Literal[True]
     t: Time
+    steps: Whole | None = None
     end_free: Whole | None = None  # checksum of the free queue, head first
     num_free: Whole | None = None  # version 1: its length
-    recorder_us: Whole = 0
-    lines: Whole | None = None
+    recorder_us: Whole = 0  # spent in the recorder
 
 
-AnyLine = AddLine | Schedule | Update | OutputLine | Abort | Reset | End
+AnyLine = AddLine | Schedule | Update | OutputLine | Abort | Reset | Pause | Failed | End
 
 KINDS: dict[str, type[AnyLine]] = {  # by the first field of a line
     "add": AddLine,
@@ -119,5 +133,7 @@ KINDS: dict[str, type[AnyLine]] = {  # by the first field of a line
     "o": OutputLine,
     "abort": Abort,
     "reset": Reset,
+    "pause": Pause,
+    "failed": Failed,
     "end": End,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +14,12 @@ from pydantic import ValidationError
 from sim.errors import InputError, describe
 from sim.recording import v1
 from sim.recording.header import V1, Header, header_of
-from sim.recording.lines import KINDS, AnyLine
+from sim.recording.lines import KINDS, AddLine, AnyLine, End, Failed, Schedule, Triple, Update
 from sim.recording.text import chunks, text_lines
 
 FIRST_FIELD = re.compile(rb'\s*\{\s*"(\w+)"\s*:')
 HEAD = 1 << 16  # bytes in which a file says what it is
+LOST = "lines are missing; record again"
 
 
 class RecordingWarning(UserWarning):
@@ -52,6 +53,11 @@ def schema_of(path: Path) -> str | None:
 def read_header(path: Path | str) -> Header:
     """What a recording says of its server; InputError if it is none, or of an engine that is not modelled."""
     return open_recording(path).header
+
+
+def read_names(path: Path) -> list[str]:
+    """vLLM's ids of all requests, in order of arrival at the scheduler."""
+    return [line.id for _, line in open_recording(path).lines(["add"]) if isinstance(line, AddLine)]
 
 
 def open_recording(path: Path | str) -> Source:
@@ -102,7 +108,9 @@ def _open_v2(path: Path) -> Source:
 
     def lines(kinds: Iterable[str]) -> Iterator[tuple[int, AnyLine]]:
         wanted = frozenset(kinds)
-        steps, ended = 0, False
+        before: list[Triple] = []  # what the last step scheduled
+        scheduled, updated = 0, 0
+        end: End | Failed | None = None
         for number, line in enumerate(text_lines(path), 1):
             found = FIRST_FIELD.match(line)
             kind = found[1].decode() if found else ""
@@ -114,13 +122,43 @@ def _open_v2(path: Path) -> Source:
             data = _object(line, where)
             if kind not in KINDS:
                 raise InputError(f"{where}: begins with none of the fields {', '.join(KINDS)}; record again")
-            yield number, _checked(KINDS[kind], data, where)
-            steps += kind == "u"
-            ended |= kind == "end"
-        if "end" in wanted and not ended:
-            _warn_of_the_end(path, steps)
+            if kind == "s":
+                if data.get("i") != scheduled:
+                    raise InputError(f"{where}: step {data.get('i')} where {scheduled} is due: {LOST}")
+                scheduled += 1
+                data["s"] = expanded(data["s"], before)
+            checked = _checked(KINDS[kind], data, where)
+            yield number, checked
+            if isinstance(checked, Schedule):
+                before = checked.scheduled
+            elif isinstance(checked, Update):
+                updated += 1
+            elif isinstance(checked, (End, Failed)):
+                end = checked
+        if "end" in wanted and not isinstance(end, End):
+            _warn_of_the_end(path, updated, end.reason if end else "")
 
     return Source(path, header, "line", lines)
+
+
+def expanded(scheduled: Any, before: Sequence[Triple]) -> Any:
+    """A step's list of requests in full; what is not a list of the expected kind is left for the check.
+
+    An entry that is a number refers to the list of the step before: k > 0, its next k requests decode another
+    token; k < 0, its next -k are not in this step, as are those left over at the end.
+    """
+    if not isinstance(scheduled, list):
+        return scheduled
+    full: list[Any] = []
+    at = 0
+    for entry in scheduled:
+        if type(entry) is not int or abs(entry) > len(before) - at:
+            full.append(entry)
+            continue
+        if entry > 0:
+            full += [(row, 1, computed + new) for row, new, computed in before[at : at + entry]]
+        at += abs(entry)
+    return full
 
 
 def _checked(kind: type[AnyLine], data: dict[str, Any], where: str) -> AnyLine:
@@ -151,10 +189,14 @@ def _is_whole(line: bytes) -> bool:
     return True
 
 
-def _warn_of_the_end(path: Path, steps: int) -> None:
+def _warn_of_the_end(path: Path, steps: int, reason: str = "") -> None:
+    why = (
+        f"the recorder gave up: {reason}"
+        if reason
+        else "the server was killed or still runs, or it is a part"
+    )
     warnings.warn(
-        f"{path}: cut off: its server did not end, or the copy is not whole; read up to step {steps - 1}, "
-        f"{steps} steps",
+        f"{path}: cut off ({why}): read up to its last whole step, {steps} steps in all",
         RecordingWarning,
         stacklevel=3,
     )

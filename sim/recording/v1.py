@@ -88,6 +88,5 @@ def _output(request: dict[str, Any], row: int) -> dict[str, Any]:
     times, generated = request["T"], request["ngen"]
     line = {
         "o": row, "t": times["ltok"], "n": request["np"] + generated, "c": [[OUTPUTS + row, generated]],
-        "cached": request["cached"], "npre": request["npre"],
     }  # fmt: skip
     return line | {field: times[field] for field in ("sched", "ftok", "ltok", "cfirst", "clast")}

@@ -5,55 +5,53 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.errors import InputError
+from sim.out_file import reason
+from sim.recording.source import RecordingWarning, schema_of
 from sim.verify.compare import Mismatch
 
 KINDS = ("manager", "scheduler", "hashes")
 
 
-def read_recording(path: Path) -> dict[str, Any]:
-    """A recording, .json or .json.gz; InputError if it cannot be read or is none."""
+class Case(NamedTuple):
+    """A recorded case, replayed."""
+
+    name: str  # of the case; of a server's recording: its file
+    difference: Mismatch | None
+    steps: int | None = None  # of a server's recording, 0 where it differs
+
+
+def read_cases(path: Path) -> dict[str, Any]:
+    """A file of recorded cases, .json or .json.gz; InputError if it cannot be read or is none."""
     try:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
         recording = json.loads(data)
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or 'the gzip stream is damaged'}") from None
+        raise InputError(
+            f"{path}: {reason(error) if error.errno else 'the gzip stream is damaged'}"
+        ) from None
     except (EOFError, zlib.error):
         raise InputError(f"{path}: the gzip stream is cut off or damaged; copy the file again") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON ({error}); give a recording, .json or .json.gz") from None
-    from sim.verify.engine_run import SCHEMA
-
-    if isinstance(recording, dict) and (
-        (recording.get("kind") in KINDS and is_list_of_mappings(recording.get("cases")))
-        or recording.get("schema") == SCHEMA
+        raise InputError(f"{path}: not JSON ({error}); give a recording") from None
+    if (
+        isinstance(recording, dict)
+        and recording.get("kind") in KINDS
+        and isinstance(recording.get("cases"), list)
+        and all(isinstance(item, dict) for item in recording["cases"])
     ):
         return recording
-    kinds = ", ".join(KINDS)
-    raise InputError(f'{path}: not a recording; it needs "kind" ({kinds}) or "schema" ({SCHEMA})')
-
-
-def is_list_of_mappings(value: object) -> bool:
-    """Whether a part of a recording is what `cases` should be."""
-    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-
-
-def cases(recording: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The name and the replay of each case of a recording."""
-    if "schema" in recording:
-        from sim.verify.engine_run import replay_engine_run
-
-        yield str(recording.get("name")), lambda: replay_engine_run(recording)
-        return
-    for case in recording["cases"]:
-        yield str(case.get("name")), replay_of(recording, case)
+    raise InputError(
+        f'{path}: not a recording; it needs "schema", or "kind" ({", ".join(KINDS)}) and "cases"'
+    )
 
 
 def replay_of(recording: dict[str, Any], case: dict[str, Any]) -> Callable[[], None]:
@@ -71,39 +69,81 @@ def replay_of(recording: dict[str, Any], case: dict[str, Any]) -> Callable[[], N
     return lambda: replay_scheduler(case)
 
 
-def replay_file(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Replay a recording; yields each case's name and its first difference, None where there is none.
+def replay_file(path: Path) -> Iterator[Case]:
+    """Replay a recording or a file of recorded cases; yields each case with its first difference.
 
-    InputError if the file is no recording, or a case lacks what its kind needs.
+    InputError if the file is neither, or a case lacks what its kind needs.
     """
-    for name, replay in cases(read_recording(path)):
+    if schema_of(path) is not None:
+        from sim.verify.engine_run import replay_recording
+
         try:
-            replay()
+            yield Case(str(path), None, replay_recording(path))
         except Mismatch as mismatch:
-            yield name, str(mismatch)
+            yield Case(str(path), mismatch, 0)
+        return
+    recording = read_cases(path)
+    for case in recording["cases"]:
+        name = str(case.get("name"))
+        try:
+            replay_of(recording, case)()
+        except Mismatch as mismatch:
+            yield Case(name, mismatch)
         except Exception as error:  # a value of a wrong kind may surface anywhere, even in the compiler
-            reason = str(error).partition("\n")[0]
-            raise InputError(f"{path}: case {name}: malformed ({type(error).__name__}: {reason})") from error
+            what = str(error).partition("\n")[0]
+            raise InputError(f"{path}: case {name}: malformed ({type(error).__name__}: {what})") from error
         else:
-            yield name, None
+            yield Case(name, None)
 
 
-def main(files: Sequence[Path]) -> int:
-    """Replay recordings, print the first difference of each failing case; 1 if there was any."""
+def main(files: Sequence[Path], as_json: bool = False) -> int:
+    """Replay recordings and print the first difference of each failing case; 1 if there was any.
+
+    A server's recording has a line also where it agrees. With `as_json` one JSON object says it all.
+    """
     recordings = [Path(file) for file in files]
     for path in recordings:  # all are readable before the first minutes are spent
         if not path.is_file():
-            raise InputError(f"{path}: no such file; give recordings, .json or .json.gz")
+            raise InputError(f"{path}: no such file; give recordings, plain or gzipped")
+    found: list[dict[str, Any]] = []
     total = mismatches = 0
     for path in recordings:
-        for name, difference in replay_file(path):
-            total += 1
-            if difference is not None:
-                mismatches += 1
-                print(f"{path}: {name}: {difference}")
-            elif sys.stderr.isatty():
-                print(f"\r{total} cases", end="", file=sys.stderr)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", RecordingWarning)
+            for case in replay_file(path):
+                total += 1
+                mismatches += case.difference is not None
+                for warning in told:
+                    print(f"prefixsim: {warning.message}", file=sys.stderr)
+                if as_json:
+                    found.append(as_dict(path, case))
+                elif case.difference is not None:
+                    place = "" if case.name == str(path) else f"{case.name}: "
+                    print(f"{path}: {place}{case.difference}")
+                elif case.steps is not None:
+                    print(f"{path}: {case.steps} steps, 0 differences")
+                elif sys.stderr.isatty():
+                    print(f"\r{total} cases", end="", file=sys.stderr)
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    print(f"{total} cases, {mismatches} mismatches")
+    if as_json:
+        print(json.dumps({"cases": total, "mismatches": mismatches, "results": found}))
+    else:
+        print(f"{total} cases, {mismatches} mismatches")
     return int(mismatches > 0)
+
+
+def as_dict(path: Path, case: Case) -> dict[str, Any]:
+    """A replayed case for `--format json`."""
+    shown: dict[str, Any] = {
+        "path": str(path),
+        "name": case.name,
+        "steps": case.steps,
+        "first_difference": None,
+    }
+    if case.difference is not None:
+        one = case.difference
+        shown["first_difference"] = {
+            "step": one.step, "field": one.field, "recorded": one.recorded, "replayed": one.replayed
+        }  # fmt: skip
+    return shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,27 +17,38 @@ from sim.verify.contents import crc
 
 free_order = entry(blocks.free_order)
 
+ABSENT = "nothing"
+
 
 class Mismatch(Exception):
     """A recorded decision that the core did not make."""
 
-    def __init__(self, step: object, field: str, expected: object, got: object) -> None:
-        super().__init__(f"step {step}, {field}: expected {_short(expected)}, got {_short(got)}")
+    def __init__(self, step: object, field: str, recorded: object, replayed: object) -> None:
+        self.step, self.field, self.recorded, self.replayed = step, field, recorded, replayed
+        super().__init__(f"step {step}, {field}: recorded {_short(recorded)}, replayed {_short(replayed)}")
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = str(value)
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-def compare(step: object, expected: Mapping[str, Any], got: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise Mismatch at the first field in which two results differ, missing and surplus ones included."""
-    for field in [*expected, *(name for name in got if name not in expected)]:
-        wanted, have = expected.get(field, "absent"), got.get(field, "absent")
+def compare(step: object, recorded: Mapping[str, Any], replayed: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise Mismatch at the first field in which two results differ, missing and surplus ones included.
+
+    Of lists it names the first entry that differs.
+    """
+    for field in [*recorded, *(name for name in replayed if name not in recorded)]:
+        wanted, have = recorded.get(field, ABSENT), replayed.get(field, ABSENT)
         if isinstance(wanted, Mapping) and isinstance(have, Mapping):
             compare(step, wanted, have, f"{prefix}{field}.")
         elif wanted != have:
-            raise Mismatch(step, prefix + field, wanted, have)
+            place = ""
+            if isinstance(wanted, list) and isinstance(have, list):
+                pairs = itertools.zip_longest(wanted, have, fillvalue=ABSENT)
+                index, (wanted, have) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+                place = f"[{index}]"
+            raise Mismatch(step, prefix + field + place, wanted, have)
 
 
 def free_queue(core: Core) -> list[int]:

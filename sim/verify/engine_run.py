@@ -1,111 +1,179 @@
-"""Replay a recorded run of a whole vLLM engine (format vllm_cpu_truth/1), step by step.
+"""Replay a recorded run of a whole vLLM engine, call by call (formats: docs/recordings.md).
 
-The engine's requests arrive as recorded, before the step that first saw them; the core must then
-schedule, hit, resume, preempt, take and evict exactly what the engine did.
+The core is called as the engine's scheduler was, in the order of the recording, which also says which
+steps were in flight together. It must then schedule, hit, resume, preempt, take and evict exactly what the
+engine did. What is kept follows the requests that live at one time.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sim.blocks import FREE
 from sim.columns import K, R
 from sim.core import EngineConfig
-from sim.verify.compare import compare
-from sim.verify.contents import crc, known_tokens
+from sim.errors import InputError
+from sim.recording import Add, End, Header, Reset, Schedule, Update, calls, read_header
+from sim.recording.lines import Abort, Pause
+from sim.recording.source import read_names
+from sim.request import Batch, make_batch
+from sim.verify.compare import compare, free_queue
+from sim.verify.contents import crc
 from sim.verify.scheduler import SchedulerReplay
 
-SCHEMA = "vllm_cpu_truth/1"
-VOCABULARY = 31990
 
-
-def engine_config(run: dict[str, Any]) -> EngineConfig:
+def engine_config(header: Header) -> EngineConfig:
     """The configuration that the recorded scheduler really used."""
-    effective = run["effective"]
+    effective = header.effective
     return EngineConfig(
-        block_size=effective["block_size"],
-        num_gpu_blocks=effective["num_gpu_blocks"],
-        max_num_batched_tokens=effective["max_num_batched_tokens"],
-        max_num_seqs=effective["max_num_seqs"],
-        max_model_len=effective["max_model_len"],
-        long_prefill_token_threshold=effective["long_prefill_token_threshold"],
-        watermark=effective["watermark"],
-        priority_policy=effective["policy"] == "priority",
-        reserve_full_isl=effective["reserve_full_isl"],
-        enable_chunked_prefill=effective["chunked"],
-        enable_prefix_caching=effective["enable_prefix_caching"],
+        block_size=effective.block_size,
+        num_gpu_blocks=effective.num_gpu_blocks,
+        max_num_batched_tokens=effective.max_num_scheduled_tokens or effective.max_num_batched_tokens,
+        max_num_seqs=effective.max_num_active_seqs or effective.max_num_seqs,
+        max_model_len=effective.max_model_len,
+        long_prefill_token_threshold=effective.long_prefill_token_threshold,
+        watermark=effective.watermark,
+        max_loras=effective.max_loras or 0,
+        priority_policy=effective.policy == "priority",
+        reserve_full_isl=effective.reserve_full_isl,
+        enable_chunked_prefill=effective.chunked,
+        enable_prefix_caching=effective.enable_prefix_caching,
+        async_scheduling=effective.async_scheduling,
     )
 
 
-def all_tokens(requests: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """Each request's prompt and generated tokens; a prompt may hold what another request generated."""
-    generated = {request["id"]: request["o_ids"] for request in requests}
-    tokens = {}
-    for request in requests:
-        prompt: list[int] = []
-        for segment in request["segs"]:
-            if segment[0] == "o":
-                prompt += generated[segment[1]][: segment[2]]
-            else:
-                prompt += known_tokens(segment[0], segment[1], VOCABULARY)
-        assert len(prompt) == request["np"], request["id"]
-        tokens[request["id"]] = prompt + request["o_ids"]
-    return tokens
+def replay_recording(path: Path) -> int:
+    """Replay a recording; returns its number of steps.
+
+    Raises Mismatch at the first difference, InputError if it is none or asks for what the core cannot do.
+    """
+    replay = RecordedEngine(path, read_header(path))
+    for call in calls(path):
+        match call:
+            case Add():
+                replay.add(call)
+            case Schedule():
+                replay.schedule(call)
+            case Update():
+                replay.update(call)
+            case Abort():
+                for row in call.rows:
+                    replay.engine.abort(row)
+            case Reset():
+                replay.reset(call)
+            case Pause():
+                raise replay.not_modelled(f"the server was paused ({call.state})")
+            case End():
+                replay.end(call)
+    return replay.step
 
 
-def replay_engine_run(run: dict[str, Any]) -> None:
-    """Replay a recorded engine run; raises Mismatch at the first difference."""
-    replay = SchedulerReplay(engine_config(run), len(run["reqs"]))
-    by_id = {request["id"]: request for request in run["reqs"]}
-    tokens = all_tokens(run["reqs"])
-    for index, step in enumerate(run["steps"]):
-        for name in step.get("arr", []):
-            replay.add(
-                name,
-                len(replay.name_of),
-                tokens[name],
-                by_id[name]["np"],
-                arrival_time=by_id[name]["T"]["arr"] * 1e-6,
-                priority=by_id[name].get("prio", 0),
-                salt=by_id[name].get("salt"),
-            )
-        compare(index, {k: v for k, v in step.items() if k not in ("t", "w", "arr")}, run_step(replay, run))
-    compare("after the last", {"busy": False}, {"busy": replay.count(K.num_running) > 0})
+class RecordedEngine:
+    """The core behind the calls of a recorded scheduler, and where it stands."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path = path
+        self.header = header
+        config = engine_config(header)
+        self.engine = SchedulerReplay(
+            config, config.max_num_seqs + 1, table_len=config.max_model_len // config.block_size
+        )
+        self.adapters: dict[str, int] = {}
+        self.namespaces: dict[tuple[str | None, str | None], int] = {(None, None): 0}
+        names = read_names(path) if config.priority_policy else []
+        self.ranks = {name: rank for rank, name in enumerate(sorted(names))}  # the last tie-break
+        self.block_ids = header.block_ids()  # the engine's free queue may have begun permuted
+        self.step = 0  # scheduled so far
+
+    def not_modelled(self, what: str) -> InputError:
+        """The recording cannot be replayed beyond this point."""
+        return InputError(
+            f"{self.path}: {what}, which is not modelled: {self.step} steps until then, 0 differences"
+        )
+
+    def add(self, call: Add) -> None:
+        """A request arrives."""
+        if call.line.uses:
+            raise self.not_modelled(f"request {call.row} ({call.name}) uses {', '.join(call.line.uses)}")
+        self.engine.load(call.row, self.ranks.get(call.name, call.row), self.batch(call))
+
+    def batch(self, call: Add) -> Batch:
+        """The request as the core has it; one that was aborted or did not end goes on to its limit."""
+        line, segments = call.line, call.segments
+        longest = self.header.effective.max_model_len
+        num_tokens = call.num_tokens
+        if num_tokens is None or call.aborted:
+            num_tokens = min(line.prompt_len + line.max_tokens, longest)
+        num_tokens = max(num_tokens, line.prompt_len + 1)
+        rest = num_tokens - sum(length for _, length in segments)
+        if rest > 0:
+            segments = [*segments, (-1 - call.row, rest)]
+        namespace = (line.lora, line.salt or None)
+        return make_batch(
+            [line.arr * 1e-6],
+            [line.prompt_len],
+            [num_tokens - line.prompt_len],
+            [0, len(segments)],
+            [segment for segment, _ in segments],
+            [length for _, length in segments],
+            max_tokens=line.max_tokens,
+            priority=line.priority,
+            namespace=self.namespaces.setdefault(namespace, len(self.namespaces)),
+            lora=self.adapters.setdefault(line.lora, len(self.adapters) + 1) if line.lora else 0,
+        )
+
+    def schedule(self, call: Schedule) -> None:
+        """Schedule a step and compare what was decided."""
+        if call.throttle:
+            raise self.not_modelled("data parallelism held prefills back")
+        engine, index = self.engine, self.step
+        self.step += 1
+        before = engine.state.core.requests[[R.num_computed, R.num_tokens, R.prompt_len]]
+        decided = engine.schedule()
+        name, hit, slot_of = engine.name, decided.hit, engine.slot_of
+        taken = [self.block_ids[block] for block in decided.taken]
+        evicted = [self.block_ids[block] for block in decided.evicted]
+        got = {
+            "s": [(row, new, hit[slot_of[row]]) for row, new in decided.scheduled],
+            "new": [(name(slot), hit[slot]) for slot in decided.new],
+            "res": [(name(slot), hit[slot]) for slot in decided.resumed],
+            "pre": [(row, *_progress(before[:, slot_of[row]])) for row in decided.preempted],
+            "nb": len(taken),
+            "bcrc": crc(taken),
+            "nev": len(evicted),
+            "ecrc": crc(evicted),
+            "fr": int(engine.state.core.pool.count[FREE]),
+            "q": (engine.count(K.num_running), engine.count(K.num_waiting)),
+        }
+        recorded = {field: getattr(call, field) for field in got if field != "s"}
+        compare(index, {"s": call.scheduled} | recorded, got)
+
+    def update(self, call: Update) -> None:
+        """Apply the oldest step in flight and compare what came of it."""
+        updated = self.engine.update()
+        got = {
+            "fin": [row for row, _ in updated["fin"]],
+            "pcs": tuple(updated["pcs"]) if self.header.effective.log_stats else (0,) * 6,
+            "fr2": int(self.engine.state.core.pool.count[FREE]),
+        }
+        compare(call.step, {field: getattr(call, field) for field in got}, got)
+
+    def reset(self, call: Reset) -> None:
+        """Reset the prefix cache and compare whether that was possible."""
+        if call.pre:
+            raise self.not_modelled("a reset of the prefix cache preempted what ran")
+        compare(f"{self.step}, before it", {"reset": call.done}, {"reset": bool(self.engine.reset())})
+
+    def end(self, call: End) -> None:
+        """Compare the free queue that the server left."""
+        queue = [self.block_ids[block] for block in free_queue(self.engine.state.core)]
+        got = {"end_free": crc(queue), "num_free": len(queue)}
+        known = {field: getattr(call, field) for field in got if getattr(call, field) is not None}
+        compare("after the last", known, {field: got[field] for field in known})
 
 
-def run_step(replay: SchedulerReplay, run: dict[str, Any]) -> dict[str, Any]:
-    """Schedule and update once; the decisions as the recording has them (a zero is absent)."""
-    before = progress(replay)
-    decided = replay.schedule()
-    core = replay.state.core
-    # the engine's warm-up left its free queue permuted: our block i is its free0[i - 1]
-    taken = [run["free0"][block - 1] for block in decided["taken"]]
-    evicted = [run["free0"][block - 1] for block in decided["ev"]]
-    name, hit = replay.name, decided["hit"]
-    shown: dict[str, Any] = {"s": [[r, n, hit[replay.slot_of[r]]] for r, n in decided["sched"]]}
-    shown["new"] = [[name(s), hit[s]] for s in decided["new"]]
-    shown["res"] = [[name(s), hit[s]] for s in decided["resumed"]]
-    shown["pre"] = [[r, *before[r]] for r in decided["pre"]]
-    shown["nb"], shown["nev"] = len(taken), len(evicted)
-    shown["bcrc"] = crc(taken) if taken else 0
-    shown["ecrc"] = crc(evicted) if evicted else 0
-    shown["fr"] = int(core.pool.count[FREE])
-    shown["q"] = [len(decided["run"]), len(decided["wait"])]
-    updated = replay.update()
-    shown["fin"] = [r for r, _ in updated["fin"]]
-    shown["pcs"] = updated["pcs"] if any(updated["pcs"]) else []
-    shown["fr2"] = int(core.pool.count[FREE])
-    always = ("s", "fr", "q", "fr2")
-    return {field: value for field, value in shown.items() if value or field in always}
-
-
-def progress(replay: SchedulerReplay) -> dict[str, list[int]]:
-    """Tokens computed and emitted so far by each running request."""
-    requests = replay.state.core.requests
-    return {
-        replay.name(slot): [
-            int(requests[R.num_computed, slot]),
-            int(requests[R.num_tokens, slot] - requests[R.prompt_len, slot]),
-        ]
-        for slot in replay.running()
-    }
+def _progress(columns: Any) -> tuple[int, int]:
+    """Tokens computed and outputs so far, from num_computed, num_tokens and prompt_len."""
+    computed, tokens, prompt = columns.tolist()
+    return computed, tokens - prompt

@@ -6,7 +6,7 @@ EngineCore.step and step_with_batch_queue do, so those calls are compared too.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from sim._jit import entry
 from sim.chains import NO_ROOM
 from sim.columns import K, Q, R, S, T
 from sim.core import WAITING, EngineConfig
+from sim.request import Batch
 from sim.state import State
 from sim.update import BY_LENGTH, BY_STOP_TOKEN
 from sim.verify.compare import compare, drain_taken, pool_state
@@ -30,16 +31,34 @@ add_request = entry(waiting.add_request)
 reset_prefix_cache = entry(blocks.reset_prefix_cache)
 
 
+Name = str | int
+
+
+class Decided(NamedTuple):
+    """What a call of schedule() decided."""
+
+    scheduled: list[tuple[Name, int]]  # request, tokens
+    preempted: list[Name]
+    new: list[int]  # slots, in order of admission
+    resumed: list[int]
+    hit: dict[int, int]  # tokens computed before, by slot
+    taken: list[int]  # blocks
+    evicted: list[int]
+
+
 class SchedulerReplay:
     """The core, told when requests arrive and which tokens the recorded model emitted."""
 
-    def __init__(self, config: EngineConfig, num_requests: int) -> None:
+    def __init__(self, config: EngineConfig, num_records: int, table_len: int = 0) -> None:
+        """An empty engine; at most `num_records` requests end in a step, see State for `table_len`."""
         self.config = config
         # a request preempted within a step may take its blocks again in the same step
-        self.state = State(config, num_records=num_requests + 1, taken_log=16 * config.num_gpu_blocks)
+        self.state = State(
+            config, num_records=num_records, taken_log=16 * config.num_gpu_blocks, table_len=table_len
+        )
         self.contents = Contents(config.block_size)
-        self.slot_of: dict[str, int] = {}
-        self.name_of: dict[int, str] = {}  # by request id
+        self.slot_of: dict[Name, int] = {}
+        self.name_of: dict[int, Name] = {}  # by request id
         self.in_flight: list[int] = []  # rows of steps, oldest first
         self.statistics = [0] * len(STATISTICS)
         self.was_reset = 0  # since the last update
@@ -49,9 +68,13 @@ class SchedulerReplay:
         return int(self.state.core.count[index])
 
     def add(self, name: str, rank: int, tokens: list[int], prompt_len: int, **kwargs: Any) -> None:
-        """Let a request arrive."""
+        """Let a request arrive, whose tokens are known."""
+        self.load(name, rank, self.contents.batch(tokens, prompt_len, **kwargs))
+
+    def load(self, name: Name, rank: int, batch: Batch) -> None:
+        """Let the one request of a batch arrive."""
         state = self.state
-        slot = int(state.arena.load(self.contents.batch(tokens, prompt_len, **kwargs))[0])
+        slot = int(state.arena.load(batch)[0])
         core = state.core
         core.requests[R.status, slot] = WAITING
         core.requests[R.rank, slot] = rank
@@ -59,7 +82,7 @@ class SchedulerReplay:
         self.name_of[int(core.requests[R.request_id, slot])] = name
         add_request(core, slot)
 
-    def name(self, slot: int) -> str:
+    def name(self, slot: int) -> Name:
         """A live slot's request name."""
         return self.name_of[int(self.state.core.requests[R.request_id, slot])]
 
@@ -84,11 +107,9 @@ class SchedulerReplay:
         by_class, by_time = core.requests[R.wait_class, slots], core.times[T.wait_time, slots]
         return slots[np.lexsort((core.requests[R.rank, slots], by_time, by_class))].tolist()  # type: ignore[no-any-return]
 
-    def schedule(self) -> dict[str, Any]:
-        """Schedule a step into a free row; returns everything it decided."""
-        core = self.state.core
+    def schedule(self) -> Decided:
+        """Schedule a step into a free row."""
         row = 1 - self.in_flight[0] if self.in_flight else 0
-        tables = {slot: self.table(slot) for slot in self.running()}
         assert self.count(K.admitting_budget) == -1
         while (size := int(schedule(self.state.core, row))) == NO_ROOM:
             self.state.grow_tree()
@@ -97,25 +118,20 @@ class SchedulerReplay:
         tokens = core.steps[S.tokens, row, :size].tolist()
         preempted = core.queues[Q.preempted, : self.count(K.num_preempted)].tolist()
         admitted = core.queues[Q.admitted, : self.count(K.num_admitted)].tolist()
+        # computed has advanced by what was scheduled
+        computed = core.requests[R.num_computed, slots].tolist()
+        again = core.requests[R.num_preemptions, admitted].tolist()
         taken, evicted = drain_taken(core)
         self.in_flight.append(row)  # an empty step queues too
-        return {
-            "sched": [(self.name(s), n) for s, n in zip(slots, tokens, strict=True)],
-            "pre": [self.name(s) for s in preempted],
-            "new": [s for s in admitted if core.requests[R.num_preemptions, s] == 0],
-            "resumed": [s for s in admitted if core.requests[R.num_preemptions, s] > 0],
-            # computed has advanced by what was scheduled
-            "hit": {s: int(core.requests[R.num_computed, s]) - n for s, n in zip(slots, tokens, strict=True)},
-            "blk": [
-                (s, self.table(s)[len(tables[s]) :])
-                for s in slots
-                if s in tables and s not in admitted and len(self.table(s)) > len(tables[s])
-            ],
-            "taken": taken,
-            "ev": evicted,
-            "run": self.running(),
-            "wait": self.waiting(),
-        }
+        return Decided(
+            scheduled=[(self.name(s), n) for s, n in zip(slots, tokens, strict=True)],
+            preempted=[self.name(s) for s in preempted],
+            new=[s for s, times in zip(admitted, again, strict=True) if not times],
+            resumed=[s for s, times in zip(admitted, again, strict=True) if times],
+            hit={s: c - n for s, c, n in zip(slots, computed, tokens, strict=True)},
+            taken=taken,
+            evicted=evicted,
+        )
 
     def update(self) -> dict[str, Any]:
         """Apply the oldest step's outputs; returns who ended and the statistics since the last call."""
@@ -124,9 +140,9 @@ class SchedulerReplay:
         ints = core.record_ints[: self.count(K.num_records)]
         core.count[K.num_records] = 0
         reasons = {BY_LENGTH: "length", BY_STOP_TOKEN: "stop"}
-        ended = [(self.name_of[int(row[0])], reasons[int(row[-1])]) for row in ints]
-        for row in ints:
-            del self.slot_of[self.name_of[int(row[0])]]
+        ended = [(self.name_of.pop(int(row[0])), reasons[int(row[-1])]) for row in ints]
+        for name, _ in ended:
+            del self.slot_of[name]
         totals = [self.count(index) for index in STATISTICS]
         since = [new - old for new, old in zip(totals, self.statistics, strict=True)]
         self.statistics = totals
@@ -134,13 +150,13 @@ class SchedulerReplay:
             since = [0] * len(STATISTICS)  # vLLM keeps no statistics then
         return {"fin": ended, "pcs": since}
 
-    def abort(self, name: str) -> bool:
+    def abort(self, name: Name) -> bool:
         """Abort a request if it is still known."""
-        slot = self.slot_of.get(name)
+        slot = self.slot_of.pop(name, None)
         if slot is None:
             return False
+        del self.name_of[int(self.state.core.requests[R.request_id, slot])]
         abort_request(self.state.core, slot)
-        del self.slot_of[name]
         self.state.core.count[K.num_records] -= 1
         return True
 
@@ -170,7 +186,7 @@ def replay_scheduler(case: dict[str, Any]) -> None:
             enable_prefix_caching=cfg["enable_prefix_caching"],
             async_scheduling=cfg["async_sched"],
         ),
-        len(case["reqs"]),
+        len(case["reqs"]) + 1,
     )
     rank = {name: i for i, name in enumerate(sorted(req["id"] for req in case["reqs"]))}
     pending = list(case["reqs"])
@@ -209,10 +225,11 @@ def engine_call(
     if index in case["resets"]:
         got["reset"] = replay.reset()
     if replay.has_requests():
+        tables = {slot: replay.table(slot) for slot in replay.running()}
         decided = replay.schedule()
-        got["s"] = show_full(replay, decided) if full else show_checksums(replay, decided)
+        got["s"] = show_full(replay, decided, tables) if full else show_checksums(replay, decided, tables)
         # EngineCore.step_with_batch_queue: fill the queue before waiting for an output
-        if decided["sched"] and len(replay.in_flight) < depth:
+        if decided.scheduled and len(replay.in_flight) < depth:
             return got
     if not replay.in_flight:
         return got
@@ -249,46 +266,62 @@ def add_recorded(replay: SchedulerReplay, request: dict[str, Any], rank: int) ->
     )
 
 
-def show_common(replay: SchedulerReplay, decided: dict[str, Any]) -> dict[str, Any]:
+def grown(
+    replay: SchedulerReplay, decided: Decided, tables: dict[int, list[int]]
+) -> list[tuple[Name, list[int]]]:
+    """The requests that ran on and got blocks, with these; `tables` are the block tables before."""
+    admitted = {*decided.new, *decided.resumed}
+    found = []
+    for slot in decided.hit:
+        if slot in tables and slot not in admitted:
+            added = replay.table(slot)[len(tables[slot]) :]
+            if added:
+                found.append((replay.name(slot), added))
+    return found
+
+
+def show_common(replay: SchedulerReplay, decided: Decided) -> dict[str, Any]:
     """The fields of a scheduled step that every recording has."""
     return {
-        "n": len(decided["sched"]),
-        "tot": sum(n for _, n in decided["sched"]),
-        "pre": decided["pre"],
+        "n": len(decided.scheduled),
+        "tot": sum(n for _, n in decided.scheduled),
+        "pre": decided.preempted,
         "pool": pool_state(replay.state.core),
-        "nrun": len(decided["run"]),
-        "nwait": len(decided["wait"]),
+        "nrun": replay.count(K.num_running),
+        "nwait": replay.count(K.num_waiting),
     }
 
 
-def show_full(replay: SchedulerReplay, decided: dict[str, Any]) -> dict[str, Any]:
+def show_full(replay: SchedulerReplay, decided: Decided, tables: dict[int, list[int]]) -> dict[str, Any]:
     """A scheduled step in full detail."""
-    name, table, hit = replay.name, replay.table, decided["hit"]
+    name, table, hit = replay.name, replay.table, decided.hit
     return show_common(replay, decided) | {
-        "sched": [list(pair) for pair in decided["sched"]],
-        "new": [[name(s), hit[s], table(s)] for s in decided["new"]],
-        "resumed": [[name(s), hit[s], table(s)] for s in decided["resumed"]],
-        "blk": [[name(s), blocks] for s, blocks in decided["blk"]],
-        "ev": decided["ev"],
-        "run": [name(s) for s in decided["run"]],
-        "wait": [name(s) for s in decided["wait"]],
+        "sched": [list(pair) for pair in decided.scheduled],
+        "new": [[name(s), hit[s], table(s)] for s in decided.new],
+        "resumed": [[name(s), hit[s], table(s)] for s in decided.resumed],
+        "blk": [list(pair) for pair in grown(replay, decided, tables)],
+        "ev": decided.evicted,
+        "run": [name(s) for s in replay.running()],
+        "wait": [name(s) for s in replay.waiting()],
     }
 
 
-def show_checksums(replay: SchedulerReplay, decided: dict[str, Any]) -> dict[str, Any]:
+def show_checksums(replay: SchedulerReplay, decided: Decided, tables: dict[int, list[int]]) -> dict[str, Any]:
     """A scheduled step as checksums."""
-    name, table, hit = replay.name, replay.table, decided["hit"]
+    name, table, hit = replay.name, replay.table, decided.hit
 
     def admitted(slots: list[int]) -> list[list[Any]]:
         return [[name(s), hit[s], len(table(s)), crc(table(s))] for s in slots]
 
     return show_common(replay, decided) | {
-        "scrc": crc(f"{request}:{n}" for request, n in decided["sched"]),
-        "new": admitted(decided["new"]),
-        "resumed": admitted(decided["resumed"]),
-        "bcrc": crc(f"{name(s)}:{'/'.join(map(str, blocks))}" for s, blocks in decided["blk"]),
-        "nev": len(decided["ev"]),
-        "evcrc": crc(decided["ev"]),
-        "rcrc": crc(name(s) for s in decided["run"]),
-        "wcrc": crc(name(s) for s in decided["wait"]),
+        "scrc": crc(f"{request}:{n}" for request, n in decided.scheduled),
+        "new": admitted(decided.new),
+        "resumed": admitted(decided.resumed),
+        "bcrc": crc(
+            f"{request}:{'/'.join(map(str, new))}" for request, new in grown(replay, decided, tables)
+        ),
+        "nev": len(decided.evicted),
+        "evcrc": crc(decided.evicted),
+        "rcrc": crc(name(s) for s in replay.running()),
+        "wcrc": crc(name(s) for s in replay.waiting()),
     }
