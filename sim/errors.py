@@ -110,12 +110,16 @@ def _path(item: ErrorDetails, data: Any) -> Location:
     """Where `data` is wrong: pydantic's location without the union branches it names on the way."""
     path: list[str | int] = []
     for key in item["loc"]:
-        if key in data if isinstance(data, Mapping) else isinstance(data, list) and isinstance(key, int):
+        if key in data if isinstance(data, Mapping) else _has_item(data, key):
             data = data[key]
             path.append(key)
     if item["type"] == "missing":
         path.append(item["loc"][-1])
     return tuple(path)
+
+
+def _has_item(data: Any, key: str | int) -> bool:
+    return isinstance(data, (list, tuple)) and isinstance(key, int) and key < len(data)
 
 
 def _alternatives(annotation: Any) -> list[Any]:

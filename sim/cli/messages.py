@@ -26,11 +26,12 @@ def one_line_errors() -> Iterator[None]:
     if signal.getsignal(signal.SIGINT) is leave:
         signal.signal(signal.SIGINT, interrupt)  # from here on, there is what to clean up
     try:
-        from workloads.errors import WorkloadError
-
         try:
             yield
-        except WorkloadError as error:
+        except ValueError as error:
+            told = sys.modules.get("workloads.errors")  # half a second to load, and not all commands do
+            if told is None or not isinstance(error, told.WorkloadError):
+                raise
             raise InputError(str(error)) from None
     except InputError as error:
         say(" ".join(str(error).split()))

@@ -16,6 +16,7 @@ from sim.recording.lines import (
     KINDS,
     Abort,
     AddLine,
+    AnyLine,
     End,
     Failed,
     OutputLine,
@@ -24,7 +25,7 @@ from sim.recording.lines import (
     Schedule,
     Update,
 )
-from sim.recording.source import LOST, Source, open_recording
+from sim.recording.source import LOST, Source, open_recording, warn_of_the_end
 
 STEPS_IN_FLIGHT = 2  # that the simulator has room for
 
@@ -56,8 +57,12 @@ def _calls(source: Source) -> Iterator[Call]:
     outcomes = _Outcomes(source)
     live: set[int] = set()
     in_flight: list[int] = []  # steps, oldest first
-    num_added = 0
-    for number, line in source.lines(KINDS):
+    most = STEPS_IN_FLIGHT if source.header.is_async else 1
+    num_added = num_updated = 0
+    last: AnyLine | None = None
+    for number, line in _whole(source):
+        last = line
+        rows: list[int] = []  # that must live
         match line:
             case AddLine():
                 if line.row != num_added:
@@ -68,27 +73,48 @@ def _calls(source: Source) -> Iterator[Call]:
                 continue
             case Schedule():
                 in_flight.append(line.step)
-                if len(in_flight) > STEPS_IN_FLIGHT:
+                if len(in_flight) > most:
                     raise source.error(
-                        number, f"{len(in_flight)} steps in flight: pipeline parallelism is not modelled"
+                        number, f"{len(in_flight)} steps in flight, at most {most} can be: {LOST}"
                     )
                 rows = [row for row, *_ in line.scheduled]
             case Update():
                 if not in_flight or line.step != in_flight.pop(0):
                     raise source.error(number, f"the update of step {line.step}, which is not due: {LOST}")
+                num_updated += 1
                 rows = line.fin
             case Abort():
-                rows = [row for row in line.rows if row >= num_added]  # one that has ended may be aborted
+                rows = line.rows
             case OutputLine():
                 rows = [line.row]
-            case _:
-                rows = []
         for row in rows:
             if row not in live:
                 raise source.error(number, f"request {row}, which does not live then: {LOST}")
         if isinstance(line, OutputLine):
             live.remove(line.row)
         yield line
+    if not isinstance(last, End):
+        why = last.reason if isinstance(last, Failed) else ""
+        warn_of_the_end(source.path, num_updated, why)
+
+
+def _whole(source: Source) -> Iterator[tuple[int, AnyLine]]:
+    """The lines, without a last one whose requests ended and whose `o` lines are cut off."""
+    held: list[tuple[int, AnyLine]] = []
+    due: list[int] = []  # requests whose `o` lines must follow
+    for number, line in source.lines(KINDS):
+        if isinstance(line, OutputLine):
+            if line.row not in due:
+                raise source.error(number, f"the end of request {line.row}, which is not due: {LOST}")
+            due.remove(line.row)
+        elif due:
+            raise source.error(number, f"the end of request {due[0]} is not there: {LOST}")
+        elif isinstance(line, (Update, Abort)):
+            due = [*(line.fin if isinstance(line, Update) else line.rows)]
+        held.append((number, line))
+        if not due:
+            yield from held
+            held = []
 
 
 class _Outcomes:

@@ -82,6 +82,11 @@ class Header(Line):
     loadavg: list[float] = Field(default_factory=list)  # of the machine, every 5 s; version 1 only
 
     @property
+    def is_async(self) -> bool:
+        """Whether vLLM's AsyncScheduler decided; on a CPU it may, with `async_scheduling` off."""
+        return self.effective.async_scheduling or self.effective.scheduler_base == "AsyncScheduler"
+
+    @property
     def version(self) -> int:
         """Of the format: 1 or 2."""
         return 1 if self.schema_version == V1 else 2

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from sim.errors import InputError, describe
 from sim.recording import v1
 from sim.recording.header import V1, Header, header_of
-from sim.recording.lines import KINDS, AddLine, AnyLine, End, Failed, Schedule, Triple, Update
+from sim.recording.lines import KINDS, AddLine, AnyLine, Schedule, Triple
 from sim.recording.text import chunks, text_lines
 
 FIRST_FIELD = re.compile(rb'\s*\{\s*"(\w+)"\s*:')
@@ -85,7 +85,7 @@ def _open_v1(path: Path) -> Source:
         wanted = frozenset(kinds)
         number = 0
         try:
-            for line in v1.retold(document):
+            for line in v1.retold(document, cut):
                 kind = next(iter(line))
                 if kind in wanted:
                     yield number, _checked(KINDS[kind], line, f"{path}: step {number}")
@@ -95,8 +95,6 @@ def _open_v1(path: Path) -> Source:
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise InputError(f"{path}: step {number}: malformed ({reason}); copy the file again") from None
-        if cut and "u" in wanted:
-            _warn_of_the_end(path, number)
 
     return Source(path, header, "step", lines)
 
@@ -109,8 +107,7 @@ def _open_v2(path: Path) -> Source:
     def lines(kinds: Iterable[str]) -> Iterator[tuple[int, AnyLine]]:
         wanted = frozenset(kinds)
         before: list[Triple] = []  # what the last step scheduled
-        scheduled, updated = 0, 0
-        end: End | Failed | None = None
+        scheduled = 0
         for number, line in enumerate(text_lines(path), 1):
             found = FIRST_FIELD.match(line)
             kind = found[1].decode() if found else ""
@@ -131,12 +128,6 @@ def _open_v2(path: Path) -> Source:
             yield number, checked
             if isinstance(checked, Schedule):
                 before = checked.scheduled
-            elif isinstance(checked, Update):
-                updated += 1
-            elif isinstance(checked, (End, Failed)):
-                end = checked
-        if "end" in wanted and not isinstance(end, End):
-            _warn_of_the_end(path, updated, end.reason if end else "")
 
     return Source(path, header, "line", lines)
 
@@ -189,7 +180,8 @@ def _is_whole(line: bytes) -> bool:
     return True
 
 
-def _warn_of_the_end(path: Path, steps: int, reason: str = "") -> None:
+def warn_of_the_end(path: Path, steps: int, reason: str) -> None:
+    """Tell that a recording has no last line, and why if it says so."""
     why = (
         f"the recorder gave up: {reason}"
         if reason

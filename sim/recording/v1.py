@@ -39,9 +39,10 @@ def parse(text: str) -> tuple[dict[str, Any], bool]:
     return document | {"steps": steps}, True
 
 
-def retold(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def retold(document: dict[str, Any], cut: bool) -> Iterator[dict[str, Any]]:
     """The lines of version 2 that say the same; the fields of requests that only version 1 has go with them.
 
+    The last line is left out where the file was `cut` off.
     What is not of the expected kind raises KeyError, TypeError, ValueError, AttributeError or IndexError.
     """
     requests = {request["id"]: request for request in document["reqs"]}
@@ -67,8 +68,8 @@ def retold(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield line | {field: step[field] for field in ("pcs", "w") if field in step}
         for name in ended:
             yield _output(requests[name], row[name])
-    if "end_free" in document:
-        yield {"end": True, "t": end, "num_free": document["end_free"]}
+    if not cut:
+        yield {"end": True, "t": end, "num_free": document.get("end_free")}
 
 
 def _add(request: dict[str, Any], row: dict[str, int]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from sim._jit import entry
 from sim.blocks import FREE, TAKEN_LOGGED
 from sim.columns import B, C
 from sim.core import Core
+from sim.request import Ints
 from sim.verify.contents import crc
 
 free_order = entry(blocks.free_order)
@@ -24,8 +26,14 @@ class Mismatch(Exception):
     """A recorded decision that the core did not make."""
 
     def __init__(self, step: object, field: str, recorded: object, replayed: object) -> None:
+        super().__init__(step, field, recorded, replayed)
         self.step, self.field, self.recorded, self.replayed = step, field, recorded, replayed
-        super().__init__(f"step {step}, {field}: recorded {_short(recorded)}, replayed {_short(replayed)}")
+        self.note = ""  # what may explain it
+
+    def __str__(self) -> str:
+        found = f"step {self.step}, {self.field}: "
+        found += f"recorded {_short(self.recorded)}, replayed {_short(self.replayed)}"
+        return f"{found} ({self.note})" if self.note else found
 
 
 def _short(value: object) -> str:
@@ -53,20 +61,38 @@ def compare(step: object, recorded: Mapping[str, Any], replayed: Mapping[str, An
 
 def free_queue(core: Core) -> list[int]:
     """The free queue, head first."""
+    return _free_queue(core).tolist()  # type: ignore[no-any-return]
+
+
+def _free_queue(core: Core) -> Ints:
     order = np.zeros(core.pool.blocks.shape[1], np.int64)
-    return order[: free_order(core.pool, order)].tolist()  # type: ignore[no-any-return]
+    return order[: free_order(core.pool, order)]
 
 
 def pool_state(core: Core) -> dict[str, int]:
     """Free count and order, reference counts and distinct keys, as every recorded step has them."""
-    refs = core.pool.blocks[B.ref_cnt, 1:].tolist()
+    refs = core.pool.blocks[B.ref_cnt, 1:]
     return {
         "nfree": int(core.pool.count[FREE]),
-        "fcrc": crc(free_queue(core)),
-        "rsum": sum(refs),
-        "rcrc": crc(refs),
+        "fcrc": _crc_of(_free_queue(core).tobytes()),
+        "rsum": int(refs.sum()),
+        "rcrc": _crc_of(refs.tobytes()),
         "nhash": int(np.count_nonzero(core.tree.chains[C.block])),
     }
+
+
+@functools.lru_cache(maxsize=4)
+def _crc_of(data: bytes) -> int:
+    """The checksum of an array's numbers: most steps change neither the free queue nor the counts."""
+    numbers = np.frombuffer(data, np.int64)
+    text = _decimals(int(numbers.max(initial=0)).bit_length())
+    return crc(map(text.__getitem__, numbers.tolist()))
+
+
+@functools.cache
+def _decimals(bits: int) -> list[str]:
+    """The numbers below 2**bits as text, which is half of the time a checksum takes."""
+    return [str(number) for number in range(1 << bits)]
 
 
 def drain_taken(core: Core) -> tuple[list[int], list[int]]:

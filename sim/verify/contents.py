@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from sim.hashing import Lora, block_hashes, none_hash
 from sim.request import Batch, make_batch
 
@@ -19,7 +21,8 @@ def crc(items: Iterable[object]) -> int:
 
 def known_tokens(segment: int, length: int, vocabulary: int) -> list[int]:
     """The first tokens of a recorded segment: tok(s, j) = 10 + (s * 1000003 + j * 7919) mod vocabulary."""
-    return [10 + (segment * 1000003 + j * 7919) % vocabulary for j in range(length)]
+    tokens = 10 + (segment * 1000003 + np.arange(length) * 7919) % vocabulary
+    return tokens.tolist()
 
 
 class Contents:

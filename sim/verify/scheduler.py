@@ -6,6 +6,7 @@ EngineCore.step and step_with_batch_queue do, so those calls are compared too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,6 +87,10 @@ class SchedulerReplay:
         """A live slot's request name."""
         return self.name_of[int(self.state.core.requests[R.request_id, slot])]
 
+    def names(self, slots: Sequence[int]) -> list[Name]:
+        """The names of live slots."""
+        return [self.name_of[i] for i in self.state.core.requests[R.request_id, slots].tolist()]
+
     def table(self, slot: int) -> list[int]:
         """A running request's block table."""
         core = self.state.core
@@ -124,8 +129,8 @@ class SchedulerReplay:
         taken, evicted = drain_taken(core)
         self.in_flight.append(row)  # an empty step queues too
         return Decided(
-            scheduled=[(self.name(s), n) for s, n in zip(slots, tokens, strict=True)],
-            preempted=[self.name(s) for s in preempted],
+            scheduled=list(zip(self.names(slots), tokens, strict=True)),
+            preempted=self.names(preempted),
             new=[s for s, times in zip(admitted, again, strict=True) if not times],
             resumed=[s for s, times in zip(admitted, again, strict=True) if times],
             hit={s: c - n for s, c, n in zip(slots, computed, tokens, strict=True)},
@@ -178,7 +183,7 @@ def replay_scheduler(case: dict[str, Any]) -> None:
             max_num_seqs=cfg["max_num_seqs"],
             max_model_len=cfg["max_model_len"],
             long_prefill_token_threshold=cfg["long_prefill_token_threshold"],
-            watermark=cfg["watermark"],
+            watermark=float(cfg["watermark"]),  # an integer would be another type to the compiler
             max_loras=cfg["max_loras"] or 0,
             priority_policy=cfg["policy"] == "priority",
             reserve_full_isl=cfg["reserve_full_isl"],
@@ -225,9 +230,10 @@ def engine_call(
     if index in case["resets"]:
         got["reset"] = replay.reset()
     if replay.has_requests():
-        tables = {slot: replay.table(slot) for slot in replay.running()}
+        show = show_full if full else show_checksums
+        had = replay.state.core.requests[R.num_blocks].tolist()
         decided = replay.schedule()
-        got["s"] = show_full(replay, decided, tables) if full else show_checksums(replay, decided, tables)
+        got["s"] = show(replay, decided, grown(replay, decided, had))
         # EngineCore.step_with_batch_queue: fill the queue before waiting for an output
         if decided.scheduled and len(replay.in_flight) < depth:
             return got
@@ -266,18 +272,18 @@ def add_recorded(replay: SchedulerReplay, request: dict[str, Any], rank: int) ->
     )
 
 
-def grown(
-    replay: SchedulerReplay, decided: Decided, tables: dict[int, list[int]]
-) -> list[tuple[Name, list[int]]]:
-    """The requests that ran on and got blocks, with these; `tables` are the block tables before."""
+Grown = list[tuple[Name, list[int]]]
+
+
+def grown(replay: SchedulerReplay, decided: Decided, had: list[int]) -> Grown:
+    """The requests that ran on and got blocks, with these; `had` has each slot's number of blocks before."""
+    have = replay.state.core.requests[R.num_blocks].tolist()
     admitted = {*decided.new, *decided.resumed}
-    found = []
-    for slot in decided.hit:
-        if slot in tables and slot not in admitted:
-            added = replay.table(slot)[len(tables[slot]) :]
-            if added:
-                found.append((replay.name(slot), added))
-    return found
+    return [
+        (replay.name(slot), replay.table(slot)[had[slot] :])
+        for slot in decided.hit
+        if have[slot] > had[slot] and slot not in admitted
+    ]
 
 
 def show_common(replay: SchedulerReplay, decided: Decided) -> dict[str, Any]:
@@ -292,21 +298,21 @@ def show_common(replay: SchedulerReplay, decided: Decided) -> dict[str, Any]:
     }
 
 
-def show_full(replay: SchedulerReplay, decided: Decided, tables: dict[int, list[int]]) -> dict[str, Any]:
+def show_full(replay: SchedulerReplay, decided: Decided, blk: Grown) -> dict[str, Any]:
     """A scheduled step in full detail."""
     name, table, hit = replay.name, replay.table, decided.hit
     return show_common(replay, decided) | {
         "sched": [list(pair) for pair in decided.scheduled],
         "new": [[name(s), hit[s], table(s)] for s in decided.new],
         "resumed": [[name(s), hit[s], table(s)] for s in decided.resumed],
-        "blk": [list(pair) for pair in grown(replay, decided, tables)],
+        "blk": [list(pair) for pair in blk],
         "ev": decided.evicted,
-        "run": [name(s) for s in replay.running()],
-        "wait": [name(s) for s in replay.waiting()],
+        "run": replay.names(replay.running()),
+        "wait": replay.names(replay.waiting()),
     }
 
 
-def show_checksums(replay: SchedulerReplay, decided: Decided, tables: dict[int, list[int]]) -> dict[str, Any]:
+def show_checksums(replay: SchedulerReplay, decided: Decided, blk: Grown) -> dict[str, Any]:
     """A scheduled step as checksums."""
     name, table, hit = replay.name, replay.table, decided.hit
 
@@ -317,11 +323,9 @@ def show_checksums(replay: SchedulerReplay, decided: Decided, tables: dict[int, 
         "scrc": crc(f"{request}:{n}" for request, n in decided.scheduled),
         "new": admitted(decided.new),
         "resumed": admitted(decided.resumed),
-        "bcrc": crc(
-            f"{request}:{'/'.join(map(str, new))}" for request, new in grown(replay, decided, tables)
-        ),
+        "bcrc": crc(f"{request}:{'/'.join(map(str, new))}" for request, new in blk),
         "nev": len(decided.evicted),
         "evcrc": crc(decided.evicted),
-        "rcrc": crc(name(s) for s in replay.running()),
-        "wcrc": crc(name(s) for s in replay.waiting()),
+        "rcrc": crc(replay.names(replay.running())),
+        "wcrc": crc(replay.names(replay.waiting())),
     }
