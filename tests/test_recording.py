@@ -447,7 +447,7 @@ def test_a_header_that_cannot_be_used(change: Line, words: list[str], tmp_path: 
         (lambda a: [a[0], a[1] | {"uses": ["grammar"]}], "request 0 (a) uses grammar, which is not"),
         (lambda a: [*a[:4], {"pause": "PAUSED_ALL", "t": 25}], "PAUSED_ALL), which is not"),
         (lambda a: [*a[:2], a[2] | {"throttle": True}], "prefills back, which is not modelled"),
-        (lambda a: [*a[:4], {"reset": True, "t": 25, "pre": [[0, 12, 1]]}], "preempted what ran, which is not"),
+        (lambda a: [*a[:4], {"reset": True, "t": 25, "pre": [[0, 12, 1]]}], "preempted what ran, which is"),
     ],
 )  # fmt: skip
 def test_lines_that_cannot_be_used(change: Any, words: str, tmp_path: Path) -> None:

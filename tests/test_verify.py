@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 from sim.cli import app
 
 FOLDER = Path(__file__).parent
-RECORDINGS = sorted(FOLDER.glob("golden/*.gz")) + sorted(FOLDER.glob("measured/*.gz"))
-CASES = 184
+GOLDEN = sorted(FOLDER.glob("golden/*.gz"))
+SERVERS = sorted(FOLDER.glob("measured/*.gz")) + sorted(FOLDER.glob("recordings/*.gz"))
+RECORDINGS = GOLDEN + SERVERS
+CASES = 181 + len(SERVERS)
 BIG = "golden_scheduler_big.json.gz"  # half a minute in plain Python
 
 
@@ -39,7 +41,11 @@ def write(folder: Path, recording: Any) -> Path:
 def test_all_recordings_agree() -> None:
     result = verify(*RECORDINGS)
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines() == [f"{CASES} cases, 0 mismatches"]
+    *servers, last = result.stdout.splitlines()
+    assert last == f"{CASES} cases, 0 mismatches"
+    for path, line in zip(SERVERS, servers, strict=True):
+        assert line.startswith(f"{path}: ") and line.endswith(" steps, 0 differences")
+    assert f"{FOLDER / 'measured' / 'multi_turn.json.gz'}: 4486 steps, 0 differences" in servers
 
 
 @pytest.mark.parametrize(
@@ -140,9 +146,9 @@ GOOD = json.dumps({"kind": "manager", "cases": []}).encode()
         (b'{"kind": ["manager"], "cases": []}', "not a recording"),
         (b'{"kind": "manager"}', "not a recording"),
         (b'{"kind": "manager", "cases": {}}', "not a recording"),
-        (b'{"schema": "vllm_cpu_truth/2"}', "not a recording"),
-        (b'{"schema": "vllm_cpu_truth/1"}', "malformed"),
-        (b'{"schema": "vllm_cpu_truth/1", "effective": 3}', "malformed"),
+        (b'{"schema": "vllm_cpu_truth/2"}', "a recording of format 'vllm_cpu_truth/2'"),
+        (b'{"schema": "vllm_cpu_truth/1"}', "header: effective: this field is required"),
+        (b'{"schema": "vllm_cpu_truth/1", "effective": 3}', "header: effective: should be a mapping"),
         (b'{"kind": "manager", "cases": [3]}', "not a recording"),
         (b'{"kind": "manager", "cases": [{}]}', "malformed"),
         (b'{"kind": "scheduler", "cases": [{"name": "a"}]}', "malformed"),
