@@ -19,7 +19,7 @@ from workloads import AnyWorkload
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-WITH_EXAMPLES = [ROOT / "README.md", ROOT / "docs" / "metrics.md"]
+WITH_EXAMPLES = [ROOT / "README.md", ROOT / "docs" / "metrics.md", ROOT / "docs" / "recordings.md"]
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PLACE = re.compile(r"`([\w/]+\.(?:py|yaml))(?::(\w+))?`")
@@ -49,7 +49,7 @@ ALL_COMMANDS = [(command, shown) for page in PAGES for command, shown in command
 
 def test_there_are_pages() -> None:
     assert {page.stem for page in PAGES} >= {
-        "caches", "calibration", "design", "metrics", "rules", "validation", "workloads"
+        "caches", "calibration", "design", "metrics", "recordings", "rules", "validation", "workloads"
     }  # fmt: skip
 
 

@@ -22,7 +22,19 @@ from typer.testing import CliRunner
 from sim.cli import app
 from sim.core import EngineConfig
 from sim.errors import InputError
-from sim.recording import Add, RecordingWarning, calls, read_header, read_requests, read_steps
+from sim.recording import (
+    Add,
+    Header,
+    RecordingWarning,
+    Requests,
+    Steps,
+    calls,
+    read_header,
+    read_requests,
+    read_steps,
+)
+from sim.recording.header import Content, Effective
+from sim.recording.lines import KINDS
 from sim.recording.source import expanded
 from sim.verify import scheduler as scheduler_module
 from sim.verify.contents import crc
@@ -252,6 +264,16 @@ def test_requests_are_read_ahead_only_as_far_as_they_live(
     monkeypatch.setattr(outcomes, "added", watched)
     assert sum(isinstance(call, Add) for call in calls(MEASURED["shared_ample"])) == len(held) == 320
     assert max(held) < 40
+
+
+def test_every_field_is_explained() -> None:
+    text = (HERE.parent / "docs" / "recordings.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"`(\w+)`", text))
+    models = [*KINDS.values(), Header, Effective, Content]
+    fields = {field.alias or name for model in models for name, field in model.model_fields.items()}
+    only_in_version_1 = {"name", "loadavg", "after", "think", "sched", "ftok", "ltok", "w", "num_free"}
+    assert fields - known - only_in_version_1 == set()
+    assert {*Requests._fields, *Steps._fields} - known == set()
 
 
 # what verify finds
