@@ -15,8 +15,8 @@ test: .venv/.installed-test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
-GALLERY := fourteen_tokens block_size pool prefix_lengths ttft_under_load shared_prefix three_systems paper \
-           validation bench
+GALLERY := fourteen_tokens block_size pool prefix_lengths ttft_under_load shared_prefix recorded_server \
+           three_systems paper validation bench
 .PHONY: $(GALLERY:%=results/%)
 results: $(GALLERY:%=results/%)
 $(GALLERY:%=results/%): .venv/.installed
@@ -47,6 +47,12 @@ results/shared_prefix: | $(MADE)
 	    --out $(MADE)/shared_prefix
 	cp $(MADE)/shared_prefix/compare.png $(MADE)/shared_prefix/compare.csv \
 	    $(MADE)/shared_prefix/enable_prefix_caching=true/run.png $@
+
+results/recorded_server: | $(MADE)
+	$(BIN)/prefixsim calibrate --from-recording tests/measured/overload_preempt.json.gz --out $(MADE)/server.yaml
+	$(BIN)/prefixsim run --set workload.kind=recording --set workload.path=tests/measured/overload_preempt.json.gz \
+	    --set cost=$(MADE)/server.yaml --against tests/measured/overload_preempt.json.gz --out $(MADE)/recorded_server
+	cp $(MADE)/recorded_server/against.png $(MADE)/recorded_server/against.csv $@
 
 results/three_systems:
 	$(BIN)/python -m sim.three_systems
