@@ -121,19 +121,21 @@ def _(loads, pool, scenario):
 
 @app.cell
 def _(loads, means):
-    def panel(draw, load):
+    def panel(name, draw, load):
         def draws(axes):
             draw(axes, means, load)
             axes.set_xscale("log", base=2)
             axes.set_xticks(SIZES, [str(size) for size in SIZES])
-            axes.set(title=load, xlabel="block size (tokens)")
+            axes.set(title=f"{name}, {load}", xlabel="block size (tokens)")
             axes.legend(fontsize=8)
 
         return draws
 
     views = {"Hit rate": hit_rate, "Metadata": metadata, "TTFT": ttft}
     panels = {
-        f"{name} by block size, {load}": panel(draw, load) for name, draw in views.items() for load in loads
+        f"{name} by block size, {load}": panel(name, draw, load)
+        for name, draw in views.items()
+        for load in loads
     }
     mo.Html(of_panels(panels))
     return
@@ -141,8 +143,8 @@ def _(loads, means):
 
 @app.cell
 def _(runs):
-    names = ["point", "workload", "cache", "engine.block_size", "seed", *METRICS, "error"]
-    mo.Html(of_runs(runs[names], "By block size"))
+    names = ["point", "workload", "cache", "seed", *METRICS[:3], "error"]
+    mo.Html(of_runs(runs.loc[runs["engine.block_size"] == 16, names], "In blocks of 16"))
     return
 
 

@@ -65,8 +65,8 @@ def _():
     mo.md("""
     ## The plan
 
-    For each router and with caching on and off, the fewest replicas of one GPU that keep the promise. With
-    `kept` false no number up to the last keeps it, and the row is the nearest miss.
+    For each router and with caching on and off, the fewest replicas of one GPU that keep the promise. Where
+    none is kept, no number up to the last keeps it, and the row is the nearest miss.
     """)
     return
 
@@ -79,7 +79,18 @@ def _(price, promise, scenario):
         "engine.enable_prefix_caching=true,false",
     ]
     answer = plan(scenario, f"ttft_p95={promise.value}ms", vary=vary, seeds=1, price=price.value, jobs=1)
-    mo.Html(of_table("The fewest replicas of each way", answer.drop(columns=["overrides", "why"])))
+    names = {
+        "cluster.router": "router",
+        "engine.enable_prefix_caching": "caching",
+        "gpus": "GPUs",
+        "kept": "kept",
+        "p95_ttft_ms": "P95 TTFT (ms)",
+        "prefix_cache_hit_rate": "hit rate",
+        "total_cost": "cost of a million tokens",
+    }
+    shown = answer[list(names)].rename(columns=names)
+    shown["kept"] = shown["kept"].map({True: "yes", False: "no"})
+    mo.Html(of_table("The fewest replicas of each way", shown))
     return (answer,)
 
 

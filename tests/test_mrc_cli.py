@@ -143,7 +143,7 @@ def test_the_folder_holds_the_whole_curve_and_may_be_written_again(trace: str, t
 def test_names_of_marks_that_are_close_stand_on_either_side() -> None:
     assert sides_of([10.0, 100.0, 101.0, 1000.0], np.log(1e4)) == [-1, -1, 1, -1]
     assert sides_of([100.0, 101.0, 102.0], np.log(1e4)) == [-1, 1, -1]
-    assert sides_of([100.0, 101.0, 130.0, 400.0], np.log(1e4)) == [-1, 1, 1, -1], "a name is there"
+    assert sides_of([100.0, 101.0, 150.0, 600.0], np.log(1e4)) == [-1, 1, 1, -1], "a name is there"
     assert sides_of([], 1.0) == []
 
 

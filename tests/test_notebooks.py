@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
+import socket
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pandas as pd
 import pytest
@@ -21,6 +26,8 @@ from sim.sweeps.figures import panels_of
 from sim.sweeps.processes import on_processes
 from sim.sweeps.schema import plan_of
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PATIENCE = 180_000  # ms: a first run compiles
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 SLOW = ("04_ttft_under_load", "05_prefix_lengths", "06_three_systems", "07_capacity_plan")
 TINY = Scenario(name="tiny", workload={"kind": "fourteen_tokens", "num_requests": 20, "request_rate": 8})
@@ -89,3 +96,52 @@ def test_a_trace_of_the_users_takes_the_workloads_place(tmp_path: Path) -> None:
 def test_requests_are_read_by_column() -> None:
     requests = run(TINY).requests
     assert (records_of(requests).column("ttft_ms") == requests["ttft_ms"]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.py")), ids=lambda path: path.stem)
+def test_a_notebook_fits_a_phone_and_asks_no_other_host(path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "marimo", "run", "--headless", "--no-token", "--host", "127.0.0.1"]
+    server = subprocess.Popen([*command, "--port", str(port), path], stdout=subprocess.DEVNULL)
+    try:
+        with playwright.sync_playwright() as engine:
+            chromium = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            page = chromium.new_page(viewport={"width": 390, "height": 900}, color_scheme="dark")
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
+            page.on("websocket", lambda one: asked.append(one.url))
+            opened(page, f"http://127.0.0.1:{port}/")
+            shown = "document.querySelectorAll('.says, .panels, .pair, .wide:not(.pair .wide)').length"
+            page.wait_for_function(f"{shown} >= {path.read_text().count('mo.Html(')}", timeout=PATIENCE)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+            seen = "[...document.querySelectorAll('figure svg, h1, h2, .says, .wide, marimo-slider')]"
+            boxes = page.evaluate(f"{seen}.map(x => x.getBoundingClientRect()).map(b => [b.left, b.right])")
+            assert len(boxes) > 7 and all(left >= 0 and right <= 391 for left, right in boxes)
+            drawn = "[...document.querySelectorAll('figure svg')]"
+            grounds = page.evaluate(f"{drawn}.map(one => getComputedStyle(one).backgroundColor)")
+            assert set(grounds) == {"rgba(0, 0, 0, 0)"}
+            assert page.locator("img").count() == 0, "pictures have a ground of their own"
+            hosts = {urlsplit(url).hostname for url in asked if url.startswith(("http", "ws"))}
+            assert hosts == {"127.0.0.1"}
+            chromium.close()
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def opened(page: Any, url: str) -> None:
+    """Go to a page once its server is there."""
+    begin = time.monotonic()
+    while True:
+        try:
+            page.goto(url)
+            break
+        except Exception:
+            if time.monotonic() - begin > 60:
+                raise
+            time.sleep(0.5)

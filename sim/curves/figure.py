@@ -19,7 +19,7 @@ from sim.plots import BLUE, GREY, GROUND, INK, ORANGE, drawn
 
 COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 MOST_POINTS = 2000  # of a drawn curve: more than a figure has columns
-NAME = 0.02  # of the width, which the name of a mark takes
+NAME = 0.03  # of the width, which the name of a mark takes
 
 
 def write_figure(studies: Sequence[Study], scale: Scale, path: Path | io.BytesIO) -> None:

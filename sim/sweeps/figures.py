@@ -37,6 +37,8 @@ COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", INK, "#56B4E9", "#D55E00", "#F0E4
 MARKERS = "osD^v<>P"
 HEADING: Any = {"weight": "bold", "size": 12}
 AXES = {  # how a field is called along an axis, with its unit; others by their path
+    "cluster.replicas": "replicas",
+    "cluster.router": "router",
     "engine.block_size": "block size (tokens)",
     "engine.enable_prefix_caching": "prefix caching",
     "engine.max_num_batched_tokens": "largest step (tokens)",
