@@ -357,6 +357,38 @@ def two_steps() -> list[Line]:
     ]
 
 
+def test_a_server_without_statistics(tmp_path: Path) -> None:
+    lines = [small_header(log_stats=False), *two_steps()]
+    del lines[3]["pcs"]
+    assert verify(recorded.write(tmp_path / "r.jsonl", lines)).exit_code == 0
+    lines[0] = small_header()
+    assert "step 0, pcs: " in verify(recorded.write(tmp_path / "r.jsonl", lines)).stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "policy", "noted"),
+    [("0.32.0", "priority", True), ("0.33.0", "priority", False), ("0.32.0", "fcfs", False)],
+)
+def test_a_rule_that_was_another_in_an_older_vllm(
+    version: str, policy: str, noted: bool, tmp_path: Path
+) -> None:
+    lines = [small_header(policy=policy) | {"versions": {"vllm": version, "torch": None}}, *two_steps()]
+    lines[2]["fr"] = 46
+    result = verify(recorded.write(tmp_path / "r.jsonl", lines))
+    assert ("vLLM 0.32 ends a step at a request that preempts itself" in result.stdout) == noted
+
+
+def test_vllms_asynchronous_scheduler_in_a_synchronous_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a CPU: which rules hold is said by the class of the scheduler, not by the engine's loop."""
+    lines = written(golden_case("rand22"), monkeypatch)
+    lines[0]["effective"] |= {"async_scheduling": False, "scheduler_base": "AsyncScheduler"}
+    assert replay_recording(recorded.write(tmp_path / "r.jsonl", lines)) > 100
+    lines[0]["effective"] |= {"scheduler_base": "Scheduler"}
+    refused(recorded.write(tmp_path / "r.jsonl", lines), "2 steps in flight, at most 1 can be")
+
+
 def test_version_1_is_as_strict(tmp_path: Path) -> None:
     run = json.loads(gzip.decompress(MEASURED["overload_preempt"].read_bytes()))
     whole = json.dumps(run)

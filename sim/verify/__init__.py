@@ -78,7 +78,8 @@ def replay_file(path: Path) -> Iterator[Case]:
         from sim.verify.engine_run import replay_recording
 
         try:
-            yield Case(str(path), None, replay_recording(path))
+            progress = count_steps if sys.stderr.isatty() else None
+            yield Case(str(path), None, replay_recording(path, progress))
         except Mismatch as mismatch:
             yield Case(str(path), mismatch, 0)
         return
@@ -94,6 +95,12 @@ def replay_file(path: Path) -> Iterator[Case]:
             raise InputError(f"{path}: case {name}: malformed ({type(error).__name__}: {what})") from error
         else:
             yield Case(name, None)
+
+
+def count_steps(steps: int) -> None:
+    """Show how far a replay is."""
+    if steps % 1000 == 0:
+        print(f"\r{steps} steps", end="", file=sys.stderr, flush=True)
 
 
 def main(files: Sequence[Path], as_json: bool = False) -> int:
@@ -113,6 +120,8 @@ def main(files: Sequence[Path], as_json: bool = False) -> int:
             for case in replay_file(path):
                 total += 1
                 mismatches += case.difference is not None
+                if case.steps is not None and sys.stderr.isatty():
+                    print("\r", end="", file=sys.stderr)
                 for warning in told:
                     print(f"prefixsim: {warning.message}", file=sys.stderr)
                 if as_json:

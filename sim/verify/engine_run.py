@@ -7,6 +7,7 @@ engine did. What is kept follows the requests that live at one time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ def engine_config(header: Header) -> EngineConfig:
     )
 
 
-def replay_recording(path: Path) -> int:
-    """Replay a recording; returns its number of steps.
+def replay_recording(path: Path, progress: Callable[[int], None] | None = None) -> int:
+    """Replay a recording; returns its number of steps, and tells `progress` of each.
 
     Raises Mismatch at the first difference, InputError if it is none or asks for what the core cannot do.
     """
@@ -58,6 +59,8 @@ def replay_recording(path: Path) -> int:
     try:
         for call in calls(path):
             replay.follow(call)
+            if progress is not None and isinstance(call, Schedule):
+                progress(replay.step)
     except Mismatch as mismatch:
         if header.effective.policy == "priority" and str(header.versions.get("vllm")).startswith("0.32."):
             mismatch.note = SELF_PREEMPTION
