@@ -138,6 +138,17 @@ def check_another(name: str, words: list[str]) -> None:
         assert words in NOT_RUN
 
 
+def test_the_map_of_the_code_has_every_file_and_folder() -> None:
+    here = {path.name if path.is_file() else f"{path.name}/" for path in (ROOT / "sim").glob("[!_]*")}
+    house = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## The house")[2]
+    there = {name.removeprefix("sim/") for name in re.findall(r"`([\w./]+)`", house)}
+    assert here - there == set()
+    assert {name for name in there if name.endswith(".py") and "/" not in name} - here == {
+        "_dispatch.py",
+        "_jit.py",
+    }
+
+
 def test_every_figure_of_a_run_is_defined() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     found = run(Scenario.load("scenarios/shared_prefix.yaml", "workload.num_requests=50"))
