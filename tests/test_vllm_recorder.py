@@ -626,17 +626,12 @@ def test_the_file_has_a_name_of_its_own(monkeypatch: Any) -> None:
     assert Path("two-dp1.json.gz").exists()
 
 
-def test_256_requests_that_decode_cost_microseconds_a_step() -> None:
-    """A generous bound: some 100 us on a quiet core, of steps of 10 ms and more."""
+def test_256_requests_that_decode_on_are_one_number() -> None:
     scheduler = recorder.RecordingScheduler(vllm_config=config(num_blocks=20_000, max_num_seqs=256))
     for i in range(256):
         scheduler.add_request(Request(f"r{i}", [i] * 400, max_tokens=1000))
-    step(scheduler)
-    recording, steps = scheduler._recording, 100
-    before = recording.spent_ns
-    for _ in range(steps):
+    for _ in range(3):
         step(scheduler)
-    assert (recording.spent_ns - before) / steps < 1e6
     scheduler.shutdown()
     assert of(read(), "s")[-1]["s"] == [256]
 
