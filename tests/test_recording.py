@@ -188,6 +188,17 @@ def test_a_stop_an_abort_and_a_salt_are_columns(small: list[Line], tmp_path: Pat
     assert np.array_equal(lengths, found.prompt_len + found.output_len)
 
 
+def test_a_token_in_flight_when_its_request_ends_is_no_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under async scheduling a stop token comes while another token is being computed."""
+    lines = written(golden_case("abortasync0"), monkeypatch)
+    found = read_requests(recorded.write(tmp_path / "r.jsonl", lines))
+    ends = {line["o"]: line["n"] for line in lines if "o" in line}
+    assert found.stopped.any() and len(ends) == len(found.name)
+    assert (found.prompt_len + found.output_len).tolist() == [ends[row] for row in range(len(ends))]
+
+
 def test_salts_adapters_and_priorities_are_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = written(golden_case("salt_lora1"), monkeypatch)
     found = read_requests(recorded.write(tmp_path / "r.jsonl", lines))
