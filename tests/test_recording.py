@@ -502,6 +502,14 @@ def test_a_header_that_cannot_be_used(change: Line, words: list[str], tmp_path: 
         (lambda a: [*a[:2], a[6], *a[2:]], "line 3: the end of request 0, which is not due"),
         (lambda a: a[:1] + a[2:], "line 2: request 0, which does not live then"),
         (lambda a: [*a[:1], a[1] | {"add": 4}], "line 2: adds request 4 where 0 is due"),
+        (lambda a: [*a[:2], a[2] | {"new": [[3, 0]]}], "line 3: request 3, which does not live then"),
+        (lambda a: [*a[:2], a[2] | {"res": [[3, 0]]}], "line 3: request 3, which does not live then"),
+        (lambda a: [*a[:2], a[2] | {"pre": [[3, 0, 0]]}], "line 3: request 3, which does not live then"),
+        (lambda a: [*a[:3], a[3] | {"stop": [3]}], "line 4: request 3, which does not live then"),
+        (lambda a: [*a[:4], {"reset": True, "t": 25, "pre": [[3, 0, 0]]}], "line 5: request 3, which"),
+        (lambda a: [*a[:2], a[2] | {"t": [11, 10]}], "line 3: t: [11, 10]: time goes back"),
+        (lambda a: [*a[:3], a[3] | {"t": [10, 21]}], "line 4: t: [10, 21]: time goes back"),
+        (lambda a: [*a[:2], a[2] | {"s": [[0, 2**29, 0]]}], "line 3: s.0.1: should be"),
         (lambda a: [*a[:2], {"t": 3}, *a[2:]], "line 3: begins with none of the fields add, s, u"),
         (lambda a: [*a[:2], [1], *a[2:]], "line 3: should be an object, not [1]"),
         (lambda a: [*a[:2], a[1]], "line 3: adds request 0 where 1 is due"),
@@ -534,8 +542,8 @@ def test_a_line_of_garbage(content: bytes, tmp_path: Path) -> None:
 
 def test_more_steps_in_flight_than_the_engine_has(tmp_path: Path) -> None:
     """Two under async scheduling: pipeline parallelism would have more."""
-    step = {"s": [], "t": [10, 11], "fr": 49, "q": [0, 0]}
-    lines = [small_header(async_scheduling=True), *(step | {"i": i} for i in range(3))]
+    step = {"s": [], "fr": 49, "q": [0, 0]}
+    lines = [small_header(async_scheduling=True), *(step | {"i": i, "t": [i, i]} for i in range(3))]
     refused(recorded.write(tmp_path / "r.jsonl", lines), "line 4: 3 steps in flight, at most 2 can be")
 
 

@@ -59,6 +59,7 @@ def _calls(source: Source) -> Iterator[Call]:
     in_flight: list[int] = []  # steps, oldest first
     most = STEPS_IN_FLIGHT if source.header.is_async else 1
     num_added = num_updated = 0
+    ended = -(2**53)  # when the last step was scheduled or updated
     last: AnyLine | None = None
     for number, line in _whole(source):
         last = line
@@ -77,19 +78,25 @@ def _calls(source: Source) -> Iterator[Call]:
                     raise source.error(
                         number, f"{len(in_flight)} steps in flight, at most {most} can be: {LOST}"
                     )
-                rows = [row for row, *_ in line.scheduled]
+                rows = [row for row, *_ in (*line.scheduled, *line.new, *line.res, *line.pre)]
             case Update():
                 if not in_flight or line.step != in_flight.pop(0):
                     raise source.error(number, f"the update of step {line.step}, which is not due: {LOST}")
                 num_updated += 1
-                rows = line.fin
+                rows = [*line.fin, *line.stop]
             case Abort():
                 rows = line.rows
+            case Reset():
+                rows = [row for row, *_ in line.pre]
             case OutputLine():
                 rows = [line.row]
         for row in rows:
             if row not in live:
                 raise source.error(number, f"request {row}, which does not live then: {LOST}")
+        if isinstance(line, (Schedule, Update)):
+            if not ended <= line.t[0] <= line.t[1]:
+                raise source.error(number, f"t: {list(line.t)}: time goes back; record again")
+            ended = line.t[1]
         if isinstance(line, OutputLine):
             live.remove(line.row)
         yield line

@@ -14,7 +14,9 @@ from sim.recording.header import Flag, Line, Text, Time, Whole
 
 Span = tuple[Time, Time]
 Pair = tuple[Whole, Whole]
-Triple = tuple[Whole, Whole, Whole]
+Tokens = Annotated[int, Strict(), Field(ge=0, le=2**28)]
+Triple = tuple[Whole, Tokens, Tokens]
+Waits = tuple[Whole, Whole, Whole]
 Statistics = tuple[Whole, Whole, Whole, Whole, Whole, Whole]
 
 
@@ -66,7 +68,7 @@ class Update(Line):
     stop: list[Whole] = Field(default_factory=list)
     pcs: Statistics = (0, 0, 0, 0, 0, 0)
     fr2: Whole
-    w: Triple | None = None  # version 1 only: worker's CPU time and waits during the step
+    w: Waits | None = None  # version 1 only: worker's CPU time and waits during the step
 
 
 class OutputLine(Line):
