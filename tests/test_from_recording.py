@@ -343,6 +343,22 @@ def test_a_recording_that_is_too_short(tmp_path: Path) -> None:
         fit_recording(recording("shared_ample"), date="2026-11-30", until=0.3)
 
 
+@pytest.mark.parametrize("longest", [0, 2**52], ids=["no time", "an age"])
+def test_steps_that_nothing_fits(tmp_path: Path, longest: int) -> None:
+    """A clock that stands still or leaps is one line, not what the fit's library says of it."""
+    lines = gzip.decompress((MEASURED.parent / "recordings" / "async.jsonl.gz").read_bytes()).splitlines()
+    changed = [json.loads(line) for line in lines]
+    spans = [line for line in changed if isinstance(line.get("t"), list)]
+    for number, span in enumerate(spans):
+        span["t"] = [0, 0] if number < len(spans) // 2 else [longest, longest]
+    path, out = tmp_path / "clock.jsonl", tmp_path / "fit.yaml"
+    path.write_text("".join(json.dumps(line) + "\n" for line in changed), encoding="utf-8")
+    result = calibrate("--from-recording", path, "--out", out)
+    assert result.exit_code == 2 and not out.exists()
+    (line,) = result.stderr.splitlines()
+    assert line.endswith(f"no step time fits steps that took 0 to {longest:.6g} us; record again")
+
+
 def test_a_cut_off_recording_is_fitted_and_told_once(tmp_path: Path) -> None:
     whole = gzip.decompress((MEASURED.parent / "recordings" / "async.jsonl.gz").read_bytes())
     cut, out = tmp_path / "cut.jsonl", tmp_path / "fit.yaml"

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
 from sim.calibrate.contention import contention
 from sim.calibrate.step_fit import STALL, StepFit, fit_steps, spread
@@ -60,8 +61,17 @@ def fit_recording(
     header, requests = read_header(path), read_requests(path)
     times = step_times(read_steps(path), until)
     if len(times.duration) < FEWEST:
-        raise InputError(f"{path}: {len(times.duration)} steps ran tokens; a fit takes {FEWEST} at least")
-    fit = fit_steps(times.steps, times.duration)
+        raise InputError(
+            f"{path}: {len(times.duration)} steps ran tokens; a fit takes {FEWEST} at least; record longer"
+        )
+    try:
+        with np.errstate(all="ignore"):  # what comes of it is no error of a fit
+            fit = fit_steps(times.steps, times.duration)
+    except ValidationError:
+        shortest, longest = times.duration.min(), times.duration.max()
+        raise InputError(
+            f"{path}: no step time fits steps that took {shortest:.6g} to {longest:.6g} us; record again"
+        ) from None
     front_end, assumed = client_times(requests, until)
     effective = header.effective
     calibration = WholeStepCalibration(
