@@ -87,3 +87,17 @@ def test_fetch_lists_what_there_is() -> None:
     result = trace("fetch")
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == list(SOURCES)
+
+
+@pytest.mark.parametrize("command", ["describe", "convert"])
+def test_what_a_recording_warns_of_is_a_line(tmp_path: Path, command: str) -> None:
+    path = Path(__file__).parent / "recordings" / "mixed.jsonl.gz"
+    out = [str(tmp_path / "out.jsonl"), "--to", "segments"] if command == "convert" else []
+    result = trace(command, str(path), *out)
+    assert result.exit_code == 0, result.output
+    warned = [line for line in result.stderr.splitlines() if "aborted" in line]
+    assert warned == [
+        f"prefixsim: warning: {path}: 3 requests were aborted: "
+        "in steps that are not recorded, each ends by itself a token later"
+    ]
+    assert "WorkloadWarning" not in result.stderr

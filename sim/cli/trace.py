@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,7 +57,8 @@ def describe(
         from sim.trace.describe import describe as figures_of
 
         announce_compilation()
-        figures = figures_of(trace, block_size or BLOCK_SIZES, seed=seed)
+        with _warnings_said():
+            figures = figures_of(trace, block_size or BLOCK_SIZES, seed=seed)
         if output is Format.json:
             import json
 
@@ -90,7 +92,8 @@ def convert(
         trace = trace_of(file, fields or [], skip_bad_lines)
         from sim.trace.convert import convert as write
 
-        reader = write(trace, out, to.value, block_size=block_size, seed=seed)
+        with _warnings_said():
+            reader = write(trace, out, to.value, block_size=block_size, seed=seed)
         if reader.skipped.count:
             say(f"skipped {reader.skipped.count} bad lines; the first: {reader.skipped.first}")
         if reader.empty_outputs and to is Target.segments:
@@ -112,6 +115,18 @@ def fetch(
                 print(f"{known:24}{source.licence:12}{source.what}")
             return
         print(path_of(name, SOURCES), flush=True)
+
+
+@contextlib.contextmanager
+def _warnings_said() -> Iterator[None]:
+    """Say what a trace warns of, a line each."""
+    from workloads.errors import told_by_workload
+
+    told: list[str] = []
+    with told_by_workload(told):
+        yield
+    for text in told:
+        say(f"warning: {text}")
 
 
 def trace_of(file: Path, fields: Sequence[str], skip_bad_lines: bool = False) -> Trace:
