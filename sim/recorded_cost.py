@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 def leader_of(scenario: Scenario) -> Leader | None:
     """What leads the engine through the recorded steps; None where the scenario asks for no such thing.
 
-    The engines of a cluster have none: the recording is of one.
+    The engines of a cluster have none: the recording is of one. Nor has one that overlaps steps where the
+    recorded one did not, or the other way round: when a step begins is then another matter from the start.
     """
-    if scenario.cost != RECORDED or scenario.cluster.replicas > 1:
+    if scenario.cost != RECORDED or scenario.cluster.replicas > 1 or _overlaps_otherwise(scenario):
         return None
     from sim.leader import Leader
     from sim.recorded_steps import recorded_steps
@@ -49,8 +50,27 @@ def fit_of(scenario: Scenario) -> tuple[WholeStepCalibration, str, list[str]]:
             f"cost: {RECORDED}: the recording is of one engine: with {scenario.cluster.replicas} replicas "
             "all step times are those of a fit of its steps"
         )
+    elif _overlaps_otherwise(scenario):
+        told.append(
+            f"cost: {RECORDED}: async_scheduling is not as recorded: "
+            "all step times are those of a fit of its steps"
+        )
+    fit, tp = fitted.calibration, scenario.engine.tensor_parallel_size
+    if (scenario.gpu, scenario.model, tp) != (fit.gpu, fit.model, fit.tp):
+        told.append(
+            f"step time is that of {fit.gpu}, {fit.model}, tp {fit.tp}, as recorded, "
+            f"not of {scenario.gpu}, {scenario.model}, tp {tp}"
+        )
     at_the_queue = {"front_end": FrontEnd(hash_us_per_block={})}
-    return fitted.calibration.model_copy(update=at_the_queue), f"{RECORDED}: the steps of {path}", told
+    return fit.model_copy(update=at_the_queue), f"{RECORDED}: the steps of {path}", told
+
+
+def _overlaps_otherwise(scenario: Scenario) -> bool:
+    from sim.recording import read_header
+
+    assert isinstance(scenario.workload, Recording)
+    recorded = read_header(scenario.workload.path).effective
+    return scenario.engine.async_scheduling != recorded.async_scheduling
 
 
 @functools.lru_cache(maxsize=1)

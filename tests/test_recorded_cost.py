@@ -158,6 +158,32 @@ def test_a_cluster_is_timed_by_the_fit() -> None:
     assert "the recording is of one engine: with 2 replicas" in told
 
 
+@pytest.mark.parametrize("path", [TURNS, ASYNC], ids=["made async", "made sync"])
+def test_steps_that_overlap_otherwise_are_timed_by_the_fit(path: Path) -> None:
+    """No step of a server that ends one before it schedules the next says when it would not have."""
+    recorded = read_header(path).effective.async_scheduling
+    summary = replay(path, engine={"async_scheduling": not recorded}).simulated.summary
+    (told,) = [text for text in summary["warnings"] if text.startswith("cost: recorded")]
+    assert told == (
+        "cost: recorded: async_scheduling is not as recorded: all step times are those of a fit of its steps"
+    )
+    assert "steps_as_recorded" not in summary
+    assert summary["mean_ttft_ms"] != replay(path).simulated.summary["mean_ttft_ms"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "asked"),
+    [
+        ({"gpu": "h100-sxm"}, "h100-sxm, tiny-llama, tp 1"),
+        ({"model": "llama-3.1-8b"}, "cpu, llama-3.1-8b, tp 1"),
+        ({"engine": {"tensor_parallel_size": 4}}, "cpu, tiny-llama, tp 4"),
+    ],
+)
+def test_another_machine_than_the_recorded_one_is_warned_of(changed: dict[str, Any], asked: str) -> None:
+    summary = run(Scenario(workload={"kind": "recording", "path": str(TURNS)}, **changed)).summary
+    assert f"step time is that of cpu, tiny-llama, tp 1, as recorded, not of {asked}" in summary["warnings"]
+
+
 def test_a_step_has_a_pause_a_duration_and_what_it_scheduled(tmp_path: Path) -> None:
     lines = [
         *LINES[:7],  # request 0 at 100, step 0 from 110 to 510, request 1 at 520, step 1 from 530 to 710
