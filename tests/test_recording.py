@@ -502,6 +502,7 @@ def test_a_header_that_cannot_be_used(change: Line, words: list[str], tmp_path: 
         (lambda a: [*a[:2], a[6], *a[2:]], "line 3: the end of request 0, which is not due"),
         (lambda a: a[:1] + a[2:], "line 2: request 0, which does not live then"),
         (lambda a: [*a[:1], a[1] | {"add": 4}], "line 2: adds request 4 where 0 is due"),
+        (lambda a: [*a[:1], {"end": True, "t": 90, "steps": 2}], "line 2: ends after 2 steps, 0 are there"),
         (lambda a: [*a[:2], {"t": 3}, *a[2:]], "line 3: begins with none of the fields add, s, u"),
         (lambda a: [*a[:2], [1], *a[2:]], "line 3: should be an object, not [1]"),
         (lambda a: [*a[:2], a[1]], "line 3: adds request 0 where 1 is due"),
