@@ -510,6 +510,7 @@ def test_a_header_that_cannot_be_used(change: Line, words: list[str], tmp_path: 
         (lambda a: [*a[:2], a[2] | {"t": [11, 10]}], "line 3: t: [11, 10]: time goes back"),
         (lambda a: [*a[:3], a[3] | {"t": [10, 21]}], "line 4: t: [10, 21]: time goes back"),
         (lambda a: [*a[:2], a[2] | {"s": [[0, 2**29, 0]]}], "line 3: s.0.1: should be"),
+        (lambda a: [*a[:1], {"end": True, "t": 90, "steps": 2}], "line 2: ends after 2 steps, 0 are there"),
         (lambda a: [*a[:2], {"t": 3}, *a[2:]], "line 3: begins with none of the fields add, s, u"),
         (lambda a: [*a[:2], [1], *a[2:]], "line 3: should be an object, not [1]"),
         (lambda a: [*a[:2], a[1]], "line 3: adds request 0 where 1 is due"),

@@ -58,7 +58,7 @@ def _calls(source: Source) -> Iterator[Call]:
     live: set[int] = set()
     in_flight: list[int] = []  # steps, oldest first
     most = STEPS_IN_FLIGHT if source.header.is_async else 1
-    num_added = num_updated = 0
+    num_added = num_scheduled = num_updated = 0
     ended = -(2**53)  # when the last step was scheduled or updated
     last: AnyLine | None = None
     for number, line in _whole(source):
@@ -73,6 +73,7 @@ def _calls(source: Source) -> Iterator[Call]:
                 yield outcomes.added(number, line)
                 continue
             case Schedule():
+                num_scheduled += 1
                 in_flight.append(line.step)
                 if len(in_flight) > most:
                     raise source.error(
@@ -90,6 +91,11 @@ def _calls(source: Source) -> Iterator[Call]:
                 rows = [row for row, *_ in line.pre]
             case OutputLine():
                 rows = [line.row]
+            case End():
+                if line.steps not in (None, num_scheduled):
+                    raise source.error(
+                        number, f"ends after {line.steps} steps, {num_scheduled} are there: {LOST}"
+                    )
         for row in rows:
             if row not in live:
                 raise source.error(number, f"request {row}, which does not live then: {LOST}")
