@@ -30,6 +30,7 @@ from sim.timeseries import time_series
 
 LATE = "the recording scheduled r1, which the simulation got 0.5 ms later; its step began 10 ms earlier"
 EARLY = "the simulation scheduled r1, which the recording got 0.5 ms later; its step began 3 ms later"
+WAITED = "the recording scheduled r1, which waited in the simulation; its step began when that one did"
 SPLIT = "r0 got 64 tokens over 0 computed ones in the recording, 32 over 0 in the simulation"
 
 Floats = npt.NDArray[np.float64]
@@ -191,7 +192,7 @@ def test_who_came_too_late(path: Path, milliseconds: float, step: int, why: str)
 @pytest.mark.parametrize(
     ("changes", "step", "why"),
     [
-        ({"max_num_seqs": 1}, 4, "the recording scheduled r1, which waited in the simulation; its"),
+        ({"max_num_seqs": 1}, 4, WAITED),
         ({"max_num_batched_tokens": 32}, 0, SPLIT),
         ({"num_gpu_blocks": 6}, 4, "the recording scheduled r1, which waited in the simulation"),
     ],
@@ -200,6 +201,16 @@ def test_who_was_treated_otherwise(path: Path, changes: dict[str, Any], step: in
     decisions = compared(path, steps_of(10.0), CONFIG._replace(**changes))
     assert decisions.parting is not None and decisions.parting.step == step
     assert decisions.parting.why.startswith(why)
+
+
+def test_the_order_of_requests_is_a_decision(path: Path) -> None:
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    index = next(i for i, step in enumerate(document["steps"]) if len(step["s"]) > 1)
+    document["steps"][index]["s"].reverse()
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    parting = compared(path, steps_of(10.0)).parting
+    assert parting is not None
+    assert (parting.step, parting.why) == (index, "the same requests in another order")
 
 
 def test_whom_one_side_has_preempted(tmp_path: Path) -> None:
@@ -318,6 +329,15 @@ def test_another_load_compares_distributions_only(tmp_path: Path) -> None:
     assert (summary["measured"]["requests"], summary["simulated"]["requests"]) == (320, 20)
     rows = list(csv.DictReader((out / "against.csv").open()))
     assert [row["percentile"] for row in rows] == [str(percent) for percent in range(101)]
+
+
+def test_the_same_file_by_another_name_is_the_same_recording(tmp_path: Path) -> None:
+    path = tmp_path / "turns.jsonl.gz"
+    path.symlink_to(RECORDINGS / "turns.jsonl.gz")
+    ours = of_recording("", **{"workload.path": str(RECORDINGS / "turns.jsonl.gz")})
+    result = run(*ours, "--against", path)
+    assert result.exit_code == 0, result.output
+    assert "decisions are the same in all 225 steps" in result.stdout
 
 
 def test_the_turns_of_a_closed_loop_are_matched(tmp_path: Path) -> None:

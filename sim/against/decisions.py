@@ -22,6 +22,8 @@ from sim.recording.told import told_by_recording
 from sim.samples import request_of
 
 Ints = npt.NDArray[np.int64]
+STAMP = 1e-3  # milliseconds: what recorded times are rounded to
+
 Piece = tuple[int, int, int]  # a request's number in the recording, tokens scheduled, computed before
 
 
@@ -119,6 +121,8 @@ class Decisions:
         now = float(core.clock[W.now])
         drift = 1e3 * (now - self.shift - recorded.t[0] * 1e-6)
         began = f"its step began {milliseconds(abs(drift))} {'later' if drift > 0 else 'earlier'}"
+        if abs(drift) < STAMP:
+            began = "its step began when that one did"
         here, there = ({row: piece for row, *piece in one} for one in (simulated, recorded.scheduled))
         for row in there:
             if row not in here:
