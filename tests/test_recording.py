@@ -424,6 +424,10 @@ def test_version_1_is_as_strict(tmp_path: Path) -> None:
         assert result.exit_code == 1 and f"{path}: step {index}, {field}: recorded " in result.stdout, (
             result.output
         )
+    run = json.loads(whole)
+    path.write_text(json.dumps(run | {"end_free": run["end_free"] + 1}))
+    result = verify(path)
+    assert result.exit_code == 1 and "before it, num_free: recorded 110, replayed 109" in result.stdout
 
 
 def test_a_recording_as_json(tmp_path: Path) -> None:
@@ -546,6 +550,8 @@ def test_more_steps_in_flight_than_the_engine_has(tmp_path: Path) -> None:
     step = {"s": [], "fr": 49, "q": [0, 0]}
     lines = [small_header(async_scheduling=True), *(step | {"i": i, "t": [i, i]} for i in range(3))]
     refused(recorded.write(tmp_path / "r.jsonl", lines), "line 4: 3 steps in flight, at most 2 can be")
+    lines[3:] = [{"u": 1, "t": [9, 9], "fr2": 49}]
+    refused(recorded.write(tmp_path / "r.jsonl", lines), "line 4: the update of step 1, which is not due")
 
 
 def mutations(value: Any, generator: random.Random) -> Iterator[Any]:
