@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,14 @@ from sim.core import Core
 from sim.cost import StepCost
 from sim.errors import Livelock
 from sim.fates import MISSES
-from sim.leader import Leader
-from sim.records import ABORTED
+from sim.request import ABORTED
 from sim.sample_records import SampleRecords
 from sim.samples import request_of
 from sim.state import State
 from sim.totals import Totals, totals_of
+
+if TYPE_CHECKING:
+    from sim.leader import Leader
 
 Records = dict[str, npt.NDArray[Any]]
 INT_FIELDS = (  # the first R.RECORDED columns, then the outputs: see update.record

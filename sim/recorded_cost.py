@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,8 +75,7 @@ def _overlaps_otherwise(scenario: Scenario) -> bool:
 @functools.lru_cache(maxsize=1)
 def _fitted(path: str, size: int, modified: int) -> Fitted:
     from sim.calibrate.from_recording import fit_recording
-    from sim.recording import RecordingWarning
+    from sim.recording.told import told_by_recording
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecordingWarning)  # whoever reads the requests tells
+    with told_by_recording([]):  # whoever reads the requests tells
         return fit_recording(Path(path), date="")

@@ -6,14 +6,14 @@ ended requests, a request that comes meanwhile notices no more than a longer pau
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from sim.recording import Abort, Add, RecordingWarning, Reset, Schedule, Update, calls
+from sim.recording import Abort, Add, Reset, Schedule, Update, calls
 from sim.recording.lines import OutputLine
+from sim.recording.told import told_by_recording
 from sim.request import Floats, Ints
 
 RESET = -1  # in place of a request: the prefix cache
@@ -40,8 +40,7 @@ class RecordedSteps(NamedTuple):
 def recorded_steps(path: Path | str) -> RecordedSteps:
     """Read the steps of a recording; InputError if it is none. One that was never updated is left out."""
     taken = _Calls()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RecordingWarning)  # whoever reads the requests has told
+    with told_by_recording([]):  # whoever reads the requests has told
         for call in calls(path):
             taken.take(call)
     return taken.columns()

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Column = npt.NDArray[Any]
 Chunk = dict[str, Column]
 
-ABORTED = 2  # in `refused`: ended from outside, before its first token; 1: it can never run
 ROW_GROUP = 65_536  # rows held in memory, and rows of a Parquet row group
 
 COLUMNS = (

@@ -12,6 +12,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 OWN = 2**62 + 2**61  # segment ids from here up: what requests have of their own, under names that last
+ABORTED = 2  # in a record's `refused`: ended from outside, before its first token; 1: it can never run
 
 
 class Batch(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from sim.arena import Arena
 from sim.cache_kinds import APC, CacheKind
@@ -11,11 +12,13 @@ from sim.clock import Clock
 from sim.core import Core, EngineConfig
 from sim.cost import StepCost
 from sim.engine import Engine, Records
-from sim.leader import Leader
 from sim.replicas import Cluster, Replicas
 from sim.request import Batch, Session
 from sim.snapshot import Snapshot, restore
 from sim.totals import Totals
+
+if TYPE_CHECKING:
+    from sim.leader import Leader
 
 
 def simulate(

@@ -16,7 +16,8 @@ from sim.errors import InputError, Livelock
 from sim.groups import breakdowns
 from sim.metrics import Slo, summarize
 from sim.recorded_server import told as told_of_server
-from sim.records import ABORTED, Records
+from sim.records import Records
+from sim.request import ABORTED
 from sim.resolve import Resolved, resolve
 from sim.scenario import Scenario, SloLimits
 from sim.traffic import requests, think_times

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sim.request import Batch, Session
-from workloads import AnyWorkload, Mix, Recording, SessionWorkload, WorkloadWarning
+from workloads import AnyWorkload, SessionWorkload, WorkloadWarning
 from workloads.same_content import with_names
 
 
@@ -27,7 +27,7 @@ def requests(
     """
     if isinstance(workload, SessionWorkload):
         return workload.sessions(seed)  # in which all content has a name
-    if isinstance(workload, Mix | Recording) and workload.has_sessions:
+    if workload.has_sessions:
         return _changed(workload.sessions(seed, block_size), names, priorities)
     batches = workload.batches(seed, block_size)
     if not priorities:

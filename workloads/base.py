@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from sim.request import Batch, Ints
+from sim.request import Batch, Ints, Session
 
 MOST_REQUESTS = 2**31 - 1  # of one workload
 
@@ -48,6 +48,13 @@ class Workload(Spec):
     def group_prefixes(self, seed: np.random.SeedSequence) -> Ints | None:
         """The tokens that all requests of each prefix group begin with; None: nobody knows them ahead."""
         return None
+
+    def sessions(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Session]:
+        """Yield the sessions of a workload that has them in order of their start, lazily.
+
+        Otherwise as `batches`.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def batches(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Batch]:

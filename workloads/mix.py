@@ -149,9 +149,7 @@ class Mix(Workload):
             if isinstance(tenant.workload, Trace):
                 contents = traced.setdefault(first, Contents())
                 source = tenant.workload.batches(own_seed, block_size, contents)
-            elif isinstance(tenant.workload, SessionWorkload):
-                source = tenant.workload.sessions(own_seed)
-            elif isinstance(tenant.workload, Recording) and tenant.workload.has_sessions:
+            elif tenant.workload.has_sessions:
                 source = tenant.workload.sessions(own_seed, block_size)
             else:
                 source = tenant.workload.batches(own_seed, block_size)

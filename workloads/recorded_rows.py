@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.errors import InputError
-from sim.recording import RecordingWarning, Requests, Steps, read_requests, read_steps
+from sim.recording import Requests, Steps, read_requests, read_steps
+from sim.recording.told import told_by_recording
 from sim.request import Floats, Ints
 from workloads.errors import WorkloadError, WorkloadWarning
 from workloads.trace_rows import Layout, Rows
@@ -55,13 +56,12 @@ def tell(recorded: Recorded) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _read(path: str, size: int, modified: int) -> Recorded:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RecordingWarning)
+    told: list[str] = []
+    with told_by_recording(told):
         try:
             requests, steps = read_requests(path), read_steps(path)
         except InputError as error:
             raise WorkloadError(str(error)) from None
-    told = dict.fromkeys(str(one.message) for one in caught if issubclass(one.category, RecordingWarning))
     unended = int(np.isnan(requests.finish_time).sum())
     counts = {
         "had not ended: each ends here with the tokens that it had got": unended,
@@ -69,7 +69,7 @@ def _read(path: str, size: int, modified: int) -> Recorded:
             requests.aborted.sum()
         ),
     }
-    told |= {f"{path}: {count} requests {what}": None for what, count in counts.items() if count}
+    told += [f"{path}: {count} requests {what}" for what, count in counts.items() if count]
     times = _queued(requests, steps)
     ends = _ends(requests, steps)
     follows = requests.after >= 0

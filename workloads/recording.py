@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt, StringConstraints
@@ -12,8 +12,10 @@ from sim.request import Batch, Ints, Session
 from workloads.base import Workload
 from workloads.errors import WorkloadError
 from workloads.merge import cut, picked
-from workloads.recorded_rows import read_recorded, tell
 from workloads.trace_batches import BatchBuilder, Contents
+
+if TYPE_CHECKING:
+    from workloads.recorded_rows import Recorded
 
 
 class Recording(Workload):
@@ -57,7 +59,7 @@ class Recording(Workload):
     def sessions(self, seed: np.random.SeedSequence, block_size: int) -> Iterator[Session]:
         """Yield the sessions of `pace: closed` in order of their start. Raises: WorkloadError."""
         batch = self._requests()
-        recorded = read_recorded(self.path)
+        recorded = self._read()
         place = np.empty(len(batch.n), np.int64)  # of each request in its session
         for rows in self._sessions():
             place[rows] = np.arange(len(rows))
@@ -72,13 +74,20 @@ class Recording(Workload):
             return np.concatenate(self._sessions())
         return np.arange(self._num_requests())
 
+    def _read(self) -> Recorded:
+        from workloads.recorded_rows import read_recorded  # for which those who have none need not wait
+
+        return read_recorded(self.path)
+
     def _num_requests(self) -> int:
-        num = len(read_recorded(self.path).max_tokens)
+        num = len(self._read().max_tokens)
         return num if self.limit is None else min(num, self.limit)
 
     def _requests(self) -> Batch:
         """All requests, in order of arrival, each row the one of that number."""
-        recorded = read_recorded(self.path)
+        from workloads.recorded_rows import tell
+
+        recorded = self._read()
         tell(recorded)
         times = recorded.rows.time * self.time_scale
         batch = BatchBuilder(None, None, Contents()).build(recorded.rows, times)
@@ -87,7 +96,7 @@ class Recording(Workload):
 
     def _sessions(self) -> list[Ints]:
         """The rows of each session, in order of their first."""
-        after = read_recorded(self.path).after[: self._num_requests()].tolist()
+        after = self._read().after[: self._num_requests()].tolist()
         sessions: list[list[int]] = []
         of: list[int] = []  # the session of each row
         for row, before in enumerate(after):

@@ -58,10 +58,11 @@ class SessionWorkload(Workload, Sampling):
     def requests(self, rng: np.random.Generator, session: int) -> list[Request]:
         """The requests of one session, each after those it waits for. Modifies `rng`, its own."""
 
-    def sessions(self, seed: np.random.SeedSequence) -> Iterator[Session]:
+    def sessions(self, seed: np.random.SeedSequence, block_size: int = 1) -> Iterator[Session]:
         """Yield the sessions in order of their start, lazily. Does not modify `seed`.
 
-        Each draws from a generator of its own: no session changes another.
+        Each draws from a generator of its own: no session changes another. All content is named, so
+        no block size changes it.
         """
         starts = generator(seed, Stream.SESSIONS)
         start = 0.0

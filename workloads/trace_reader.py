@@ -14,8 +14,6 @@ from workloads.errors import WorkloadError
 from workloads.jsonl import LAYOUT, Kind, Parser
 from workloads.lengths import MAX_LEN
 from workloads.npz import read_npz
-from workloads.recorded_rows import LAYOUT as OF_RECORDINGS
-from workloads.recorded_rows import recorded_rows
 from workloads.sessions import DEFAULT_BLOCK, session_rows, start_times
 from workloads.skipped import Skipped, good_parts
 from workloads.streams import Stream, generator
@@ -144,6 +142,9 @@ class TraceReader:
                 parser = CsvParser(trace.path, columns, trace.prefix_model, groups)
                 yield from parser.rows(chunk, self.skipped)
             case "recording":
+                from workloads.recorded_rows import LAYOUT as OF_RECORDINGS
+                from workloads.recorded_rows import recorded_rows
+
                 self.layout = OF_RECORDINGS
                 yield from recorded_rows(trace.path)
             case _:

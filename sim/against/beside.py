@@ -26,9 +26,9 @@ from sim.errors import InputError
 from sim.recording.told import told_by_recording
 from sim.scenario import Scenario
 from sim.simulation import Result
+from workloads import Recording
 
 LATENCIES = ("ttft_ms", "e2el_ms")
-LEVELS = {"running": "num_requests_running", "waiting": "num_requests_waiting", "kv_cache_usage_perc": ""}
 
 
 class Comparison(NamedTuple):
@@ -58,7 +58,7 @@ class Beside:
         self.told: list[str] = []  # what the recording warns of
         with told_by_recording(self.told):
             self.recorded = read_recorded(path)
-        self.order = order_of(scenario, path, len(self.recorded.requests.name))
+        self.order = order_of(scenario, path)
         self.decisions: Decisions | None = None
         if self.order is not None:
             self.decisions = Decisions(path, self.recorded.requests, self.order)
@@ -122,13 +122,12 @@ class Beside:
         return summary
 
 
-def order_of(scenario: Scenario, path: Path, num_requests: int) -> Ints | None:
+def order_of(scenario: Scenario, path: Path) -> Ints | None:
     """The recording's number of each request of the run; None where the workload is another load."""
-    workload: Any = scenario.workload
-    if workload.kind != "recording" or not path.samefile(workload.path):
+    workload = scenario.workload
+    if not isinstance(workload, Recording) or not path.samefile(workload.path):
         return None
-    order: Ints = workload.order() if hasattr(workload, "order") else np.arange(num_requests)
-    return order
+    return workload.order()
 
 
 def side_figures(side: Side, curves: Curves) -> dict[str, Any]:

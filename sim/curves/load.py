@@ -14,7 +14,7 @@ from sim.errors import InputError
 from sim.request import OWN, Batch, Floats, Ints, Session
 from sim.samples import samples
 from sim.trace.prefix_tree import Runs, add, new_tree
-from workloads import AnyWorkload, Mix, Recording, SessionWorkload, Trace
+from workloads import AnyWorkload, SessionWorkload, Trace
 from workloads.errors import WorkloadWarning, told_by_workload
 from workloads.merge import by_arrival, join
 from workloads.trace_reader import TraceReader
@@ -138,7 +138,7 @@ def _batches(load: Load, block_sizes: Sequence[int]) -> tuple[TraceReader | None
         return reader, workload.read(reader, block_sizes)
     if isinstance(workload, SessionWorkload):
         return None, iter([_without_service(workload.sessions(seed), workload.concurrency)])
-    if isinstance(workload, Mix | Recording) and workload.has_sessions:
+    if workload.has_sessions:
         for size in block_sizes[1:]:
             next(workload.sessions(seed, size), None)  # as below
         sessions = workload.sessions(seed, block_sizes[0] if block_sizes else DEFAULT_BLOCK_SIZE)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 STEPS = re.compile(r'"steps"\s*:\s*\[')
+COMMA = re.compile(r"\s*,\s*")
 OUTPUTS = 2**40  # segment ids from here up: what request 0, 1, ... generated
 
 
@@ -30,7 +31,7 @@ def parse(text: str) -> tuple[dict[str, Any], bool]:
         while True:
             step, at = decoder.raw_decode(text, at)
             steps.append(step)
-            comma = re.compile(r"\s*,\s*").match(text, at)
+            comma = COMMA.match(text, at)
             if comma is None:
                 break
             at = comma.end()
