@@ -114,6 +114,18 @@ def test_a_picture_is_drawn_again_from_its_table(draw: object, tmp_path: Path) -
         assert picture.read_bytes() == (RESULTS / name / picture.name).read_bytes()
 
 
+def test_the_speeds_drawn_are_those_of_the_page() -> None:
+    page = (RESULTS / "bench.md").read_text(encoding="utf-8")
+    table = pd.read_csv(RESULTS / "bench/bench.csv").set_index(["work", "block_size", "simulator"])
+    rows = re.findall(
+        r"^\| (\w) \| (\d+) \| ([\d,]+) \|.*\| ([\d,]+) \| (\d+) \| [\d.]+ \|$", page, re.MULTILINE
+    )
+    assert len(rows) == 4
+    for work, size, ours, theirs, _ in rows:
+        for simulator, rate in (("prefixsim", ours), ("Dynamo mocker", theirs)):
+            assert table.loc[(work, int(size), simulator), "requests_per_s"] == int(rate.replace(",", ""))
+
+
 def test_one_run_with_and_without_caching_is_made_again(tmp_path: Path) -> None:
     ((_, *words),) = commands("shared_prefix")
     same(words, tmp_path / "out", "shared_prefix", {"run.png": "enable_prefix_caching=true/run.png"})
