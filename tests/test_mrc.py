@@ -40,6 +40,8 @@ EVER = 1 << 40  # blocks: an infinite pool
 class Given:
     """A workload of given batches."""
 
+    has_sessions = False
+
     def __init__(self, *parts: Batch) -> None:
         self.parts = parts
 
